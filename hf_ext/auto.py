@@ -1,0 +1,292 @@
+"""The one table of architectures: registration, takeover, PEFT defaults.
+
+`register()` makes the library's Auto classes know our model types; it changes nothing about the stock types.
+`takeover()` makes them build our classes for official checkpoints, until it is left.
+"""
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture and its classes, by name: nothing is imported until it is asked for.
+
+    Args:
+        name: folder under `hf_ext/models`.
+        official_model_type: as the Hub spells it.
+        config: name of the configuration class.
+        heads: Auto class -> our class.
+        others: public model classes that no Auto class leads to.
+    """
+
+    name: str
+    official_model_type: str
+    config: str
+    heads: dict[str, str]
+    others: tuple[str, ...] = ()
+
+    @property
+    def model_type(self) -> str:
+        """Our `model_type`."""
+        return f"ext_{self.name}"
+
+    @property
+    def config_class(self) -> type:
+        """Our configuration class."""
+        return self.load(self.config)
+
+    def class_names(self) -> list[str]:
+        """Every model class, without repetition, the base model first."""
+        return list(dict.fromkeys([*self.heads.values(), *self.others]))
+
+    def load(self, class_name: str) -> type:
+        """A class of this architecture by its name.
+
+        Raises:
+            ValueError: the architecture has no such class.
+        """
+        if class_name == self.config:
+            module = "configuration"
+        elif class_name in self.class_names():
+            module = "modeling"
+        else:
+            raise ValueError(f"{self.name} has no class {class_name!r}; it has {', '.join(self.class_names())}.")
+        return getattr(importlib.import_module(f"hf_ext.models.{self.name}.{module}_{self.name}"), class_name)
+
+
+ARCHITECTURES = {
+    architecture.model_type: architecture
+    for architecture in (
+        Architecture(
+            name="bert",
+            official_model_type="bert",
+            config="ExtBertConfig",
+            heads={
+                "AutoModel": "ExtBertModel",
+                "AutoModelForPreTraining": "ExtBertForPreTraining",
+                "AutoModelForMaskedLM": "ExtBertForMaskedLM",
+                "AutoModelForCausalLM": "ExtBertLMHeadModel",
+                "AutoModelForNextSentencePrediction": "ExtBertForNextSentencePrediction",
+                "AutoModelForSequenceClassification": "ExtBertForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtBertForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtBertForQuestionAnswering",
+                "AutoModelForMultipleChoice": "ExtBertForMultipleChoice",
+                "AutoModelForTextEncoding": "ExtBertModel",
+            },
+        ),
+        Architecture(
+            name="llama",
+            official_model_type="llama",
+            config="ExtLlamaConfig",
+            heads={
+                "AutoModel": "ExtLlamaModel",
+                "AutoModelForCausalLM": "ExtLlamaForCausalLM",
+                "AutoModelForSequenceClassification": "ExtLlamaForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtLlamaForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtLlamaForQuestionAnswering",
+                "AutoModelForTextEncoding": "ExtLlamaModel",
+                "AutoModelForPreTraining": "ExtLlamaForCausalLM",
+            },
+        ),
+    )
+}
+
+
+def architectures() -> dict[str, Architecture]:
+    """All architectures, by our model type."""
+    return dict(ARCHITECTURES)
+
+
+def architecture_of(model_type: str) -> Architecture:
+    """The architecture of a model type, official or ours.
+
+    Raises:
+        ValueError: it is not one of this package's.
+    """
+    for architecture in ARCHITECTURES.values():
+        if model_type in (architecture.model_type, architecture.official_model_type, architecture.name):
+            return architecture
+    known = ", ".join(sorted(a.official_model_type for a in ARCHITECTURES.values()))
+    raise ValueError(f"model type {model_type!r} is not one of this package's architectures: {known}.")
+
+
+# --- registration -------------------------------------------------------------------------------------------------
+# Importing the Auto modules costs seconds (they import torch), and the library imports them in the middle of loading
+# modules that ours need. So nothing is imported for the sake of registration: each registry is filled when its module
+# is loaded, or at once if it is loaded already, and it is filled with names, from which the library gets the class when
+# it is first wanted. The public `register` methods take classes only. Since the tables of names then hold ours too,
+# whatever the library looks up there (the label shift of `Trainer`, the tasks of a pipeline) is right for our classes.
+
+
+def register_name(mapping: dict, architecture: Architecture, class_name: str, source: str) -> None:
+    """Enter a class by name into one of the library's lazy mappings from configurations to classes.
+
+    Args:
+        mapping: a lazy mapping of `transformers.models.auto`.
+        class_name: the class that our configuration leads to.
+        source: package that has both the class and, for ours, the configuration.
+    """
+    mapping._reverse_config_mapping[architecture.config] = architecture.model_type
+    mapping._model_mapping[architecture.model_type] = class_name
+    mapping._modules[architecture.model_type] = importlib.import_module(source)
+
+
+def register_configs(module: ModuleType) -> None:
+    """Teach AutoConfig our model types."""
+    for architecture in ARCHITECTURES.values():
+        module.CONFIG_MAPPING_NAMES[architecture.model_type] = architecture.config
+        module.CONFIG_MAPPING._modules[architecture.model_type] = importlib.import_module("hf_ext")
+
+
+def register_models(module: ModuleType) -> None:
+    """Teach the AutoModel classes our classes."""
+    for architecture in ARCHITECTURES.values():
+        for auto_class, class_name in architecture.heads.items():
+            register_name(getattr(module, auto_class)._model_mapping, architecture, class_name, "hf_ext")
+
+
+def register_official(registry: str) -> Callable[[ModuleType], None]:
+    """A function that gives our types what the official types have in one registry: tokenizers, processors."""
+
+    def register(module: ModuleType) -> None:
+        mapping = getattr(module, registry)
+        for architecture in ARCHITECTURES.values():
+            class_name = mapping._model_mapping.get(architecture.official_model_type)
+            if class_name is not None:
+                register_name(mapping, architecture, class_name, "transformers")
+
+    return register
+
+
+def register_adapter_targets(module: ModuleType) -> None:
+    """Give our types PEFT's default target modules of the official types: our modules have the official names."""
+    for name, table in vars(module).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict):
+            for architecture in ARCHITECTURES.values():
+                if architecture.official_model_type in table:
+                    table.setdefault(architecture.model_type, table[architecture.official_model_type])
+
+
+REGISTRIES: dict[str, Callable[[ModuleType], None]] = {
+    "transformers.models.auto.configuration_auto": register_configs,
+    "transformers.models.auto.modeling_auto": register_models,
+    "transformers.models.auto.tokenization_auto": register_official("TOKENIZER_MAPPING"),
+    "transformers.models.auto.image_processing_auto": register_official("IMAGE_PROCESSOR_MAPPING"),
+    "transformers.models.auto.feature_extraction_auto": register_official("FEATURE_EXTRACTOR_MAPPING"),
+    "transformers.models.auto.processing_auto": register_official("PROCESSOR_MAPPING"),
+    "peft.utils.constants": register_adapter_targets,
+}
+
+
+class RegistrationLoader(importlib.abc.Loader):
+    """Loads a module as its own loader does, then fills the registry in it."""
+
+    def __init__(self, loader: importlib.abc.Loader, fill: Callable[[ModuleType], None]) -> None:
+        self.loader, self.fill = loader, fill
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        self.fill(module)
+
+
+class RegistrationFinder(importlib.abc.MetaPathFinder):
+    """Notices when a registry's module is imported for the first time."""
+
+    def __init__(self) -> None:
+        self.waiting = dict(REGISTRIES)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        fill = self.waiting.pop(name, None)  # popped first: the search below must not find this finder again
+        if fill is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = RegistrationLoader(spec.loader, fill)
+        return spec
+
+
+def register() -> None:
+    """Register every architecture. Called once, when the package is imported."""
+    finder = RegistrationFinder()
+    for name in REGISTRIES:
+        module = sys.modules.get(name)
+        if module is not None:
+            finder.waiting.pop(name)(module)
+    if finder.waiting:
+        sys.meta_path.insert(0, finder)
+
+
+# --- takeover -----------------------------------------------------------------------------------------------------
+
+
+class Takeover:
+    """An active takeover: a context manager, or call `restore()`."""
+
+    active: ClassVar[set["Takeover"]] = set()  # ours are in force while any is active, in whatever order they end
+    suspended: ClassVar[int] = 0  # blocks of `stock_classes` that are open
+
+    def __init__(self) -> None:
+        Takeover.active.add(self)
+        Takeover.apply()
+
+    def restore(self) -> None:
+        """Give the stock classes back, unless another takeover holds. Safe to call more than once."""
+        Takeover.active.discard(self)
+        Takeover.apply()
+
+    @staticmethod
+    def apply() -> None:
+        """Make AutoConfig's table say what the active takeovers ask for."""
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        ours = bool(Takeover.active) and not Takeover.suspended
+        for architecture in ARCHITECTURES.values():
+            if ours:
+                CONFIG_MAPPING._extra_content[architecture.official_model_type] = architecture.config_class
+            else:
+                CONFIG_MAPPING._extra_content.pop(architecture.official_model_type, None)
+
+    def __enter__(self) -> "Takeover":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.restore()
+
+
+def takeover() -> Takeover:
+    """Let the stock Auto classes build our classes for official checkpoints.
+
+    As a function it holds until `restore()` is called on what it returns; as a context manager until the block is
+    left, by an exception too. Models that were built meanwhile stay what they are.
+
+    Example:
+        with hf_ext.takeover():
+            model = AutoModel.from_pretrained("google-bert/bert-base-uncased")  # an ExtBertModel
+    """
+    return Takeover()
+
+
+@contextmanager
+def stock_classes() -> Iterator[None]:
+    """Suspend any takeover inside the block, to load the stock class for a comparison."""
+    Takeover.suspended += 1
+    Takeover.apply()
+    try:
+        yield
+    finally:
+        Takeover.suspended -= 1
+        Takeover.apply()

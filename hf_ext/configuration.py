@@ -1,0 +1,106 @@
+"""The habits that all configurations share: reading official files, clear errors, the package's own switches.
+
+No torch in this file: a configuration can be read, checked and written without it.
+"""
+
+import os
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+@strict
+class ExtConfig(PreTrainedConfig):
+    """Base class of every configuration in this package.
+
+    A subclass repeats the official fields, with the official names and defaults, and says which official type it
+    reads: `from_pretrained` on an official `config.json` gives our configuration without a warning.
+
+    Args:
+        skip_padding: whether bidirectional encoders leave padding out of the computation. Exact on real tokens; pad
+            positions of per-token outputs are zero. Set it to `False` to have pad positions computed as well.
+        output_logits: whether language-model heads return `logits` beside the loss while training. `None` and `False`
+            leave them out (they are the largest tensor of a training step); logits are always returned in eval mode
+            and when there are no labels.
+        loss_chunk_size: rows of logits that exist at the same time while the vocabulary loss is computed.
+    """
+
+    official_model_type: ClassVar[str] = ""
+    # Fields of this package that say how to compute, not what: the official export leaves them out.
+    runtime_fields: ClassVar[tuple[str, ...]] = ("skip_padding", "output_logits", "loss_chunk_size")
+
+    skip_padding: bool = True
+    output_logits: bool | None = None
+    loss_chunk_size: int = 512
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # An official file names its own type; keeping it as an instance attribute would hide the class's type.
+        self.check_model_type(kwargs.pop("model_type", None))
+        super().__post_init__(**kwargs)
+        # `strict` wraps what a validator raises into its own error type; users get the plain ValueError first.
+        self.validate_architecture()
+
+    @classmethod
+    def check_model_type(cls, found: str | None, source: str | os.PathLike | None = None) -> None:
+        """Refuse a configuration of another architecture.
+
+        Raises:
+            ValueError: `found` is neither our type nor the official one that this class reads.
+        """
+        if found and cls.model_type and found not in (cls.model_type, cls.official_model_type):
+            where = f" in {os.fspath(source)}" if source is not None else ""
+            raise ValueError(
+                f"model_type is {found!r}{where}, but {cls.__name__} reads {cls.official_model_type!r} and "
+                f"{cls.model_type!r}. Load this checkpoint with the classes of its own architecture, for example "
+                "through AutoConfig and AutoModel."
+            )
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read `config.json` and give it our model type, so that the library sees no mismatch to warn about."""
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not config_dict:
+            # The library would go on with the defaults: a full-size model with random weights.
+            raise OSError(
+                f"{os.fspath(pretrained_model_name_or_path)} has no config.json; give a folder that save_pretrained "
+                "wrote, or a Hub id."
+            )
+        cls.check_model_type(config_dict.get("model_type"), pretrained_model_name_or_path)
+        if cls.model_type and "model_type" in config_dict:
+            config_dict["model_type"] = cls.model_type
+        return config_dict, kwargs
+
+    def validate_architecture(self) -> None:
+        """Check the fields against each other. Subclasses extend it; every message names field, value and mend."""
+        self.require_at_least("loss_chunk_size", 1)
+
+    def refuse_inexpressible(self) -> None:
+        """Raise ValueError if a field says something that the official architecture has no field for.
+
+        Fields unknown to both stay: the official configuration keeps them too. Configurations with choices of their
+        own extend this.
+        """
+
+    def require_at_least(self, field: str, least: int) -> None:
+        """Raise ValueError unless the integer field is at least `least`."""
+        value = getattr(self, field)
+        if value < least:
+            raise ValueError(f"{field} must be at least {least}, got {value}.")
+
+    def require_divisible(self, field: str, divisor_field: str) -> None:
+        """Raise ValueError unless `field` is a multiple of `divisor_field`."""
+        value, divisor = getattr(self, field), getattr(self, divisor_field)
+        if value % divisor:
+            raise ValueError(
+                f"{field} ({value}) must be a multiple of {divisor_field} ({divisor}); nearest: "
+                f"{field}={value // divisor * divisor or divisor} or {(value // divisor + 1) * divisor}."
+            )
+
+    def require_probability(self, field: str) -> None:
+        """Raise ValueError unless the field is a probability in [0, 1), or None."""
+        value = getattr(self, field)
+        if value is not None and not 0.0 <= value < 1.0:
+            raise ValueError(f"{field} is a probability and must lie in [0, 1), got {value}.")

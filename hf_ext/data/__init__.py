@@ -1,0 +1,1 @@
+"""Data: reading the user's files, collators, packing and objectives."""

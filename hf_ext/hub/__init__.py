@@ -1,0 +1,1 @@
+"""Exchange with the Hub: official export, model cards."""

@@ -1,0 +1,1 @@
+"""The shared blocks. They know no architecture and no configuration class."""

@@ -1,0 +1,201 @@
+"""The attention core: heads, rotation, key/value cache, kernel dispatch, packed sequences.
+
+Scaled dot-product attention (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762):
+
+    softmax(q k^T * scaling + mask) v
+
+An architecture's attention class inherits the core, names its projections as its checkpoints do, and calls `attend`.
+
+Shapes: B batch, Q queries, K keys, H query heads, G key/value heads (H = G: multi-head, G = 1: multi-query, between:
+grouped-query, Ainslie et al., 2023, https://arxiv.org/abs/2305.13245), D head width.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_ext.layers.packing import Packing
+from hf_ext.layers.positions import rotate
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin, (B or 1, 1, T, D) each
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, Tensor]:
+    """Attention spelled out, for the implementation "eager" and wherever the weights are asked for.
+
+    Args:
+        query: (B, H, Q, D); key and value: (B, G, K, D).
+        attention_mask: broadcastable to (B, H, Q, K); bool, True where attended, or float, added to the scores.
+
+    Returns:
+        (B, Q, H, D) and the weights (B, H, Q, K).
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            # The smallest number and not -inf: a row that sees nothing must stay finite.
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class AttentionCore(nn.Module):
+    """What all attention layers share.
+
+    Args:
+        config: only its runtime field `_attn_implementation` is read (it changes with `set_attn_implementation`); the
+            library's kernels look for it under this name.
+        layer_idx: the layer's place in the cache.
+        num_heads: H.
+        num_kv_heads: G, default H.
+        head_dim: D.
+        is_causal: whether a query sees only keys at or before its own place.
+        dropout: probability of dropping an attention weight in training.
+        scaling: factor on the scores, default D ** -0.5.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: PreTrainedConfig,
+        layer_idx: int,
+        num_heads: int,
+        head_dim: int,
+        is_causal: bool,
+        num_kv_heads: int | None = None,
+        dropout: float | None = 0.0,
+        scaling: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = head_dim
+        self.num_key_value_groups = num_heads // (num_kv_heads or num_heads)  # the library's kernels read this name
+        self.is_causal = is_causal
+        self.attention_dropout = dropout or 0.0
+        self.scaling = head_dim**-0.5 if scaling is None else scaling
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, heads * D) -> (B, heads, T, D). The number of heads follows from the width: tensor parallelism
+        leaves a part of them on each rank."""
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        rotation: Rotation | None = None,
+        past_key_values: Cache | None = None,
+        packing: Packing | None = None,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention over projected tokens.
+
+        Args:
+            query: (B, Q, H * D); key and value: (B, Q, G * D).
+            attention_mask: as the library's mask functions make it for the implementation in use.
+            rotation: cos and sin of the tokens' positions, applied to queries and keys.
+            past_key_values: cache; the new keys and values are added to it and all its keys are attended to.
+            packing: sequence boundaries of packed tokens; replaces the mask.
+
+        Returns:
+            (B, Q, H * D), and the weights (B, H, Q, K) where the implementation has them.
+        """
+        query, key, value = self.heads(query), self.heads(key), self.heads(value)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        if past_key_values is not None:
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        return self.mix(query, key, value, attention_mask=attention_mask, packing=packing, **kwargs)
+
+    def mix(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        packing: Packing | None = None,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query (B, H, Q, D), key and value (B, G, K, D) -> (B, Q, H * D), weights."""
+        implementation = self.config._attn_implementation
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        dropout = self.attention_dropout if self.training else 0.0
+        if packing is not None:
+            is_causal = kwargs.pop("is_causal", None)
+            out, weights = (
+                packing.attend(
+                    attention,
+                    self,
+                    query,
+                    key,
+                    value,
+                    implementation=implementation,
+                    is_causal=self.is_causal if is_causal is None else is_causal,
+                    dropout=dropout,
+                    scaling=self.scaling,
+                    **kwargs,
+                ),
+                None,
+            )
+        else:
+            out, weights = attention(
+                self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            )
+        return out.reshape(*out.shape[:2], -1), weights
+
+
+class CrossAttentionCore(AttentionCore):
+    """Queries from the decoder, keys and values from the encoder, projected once per generation.
+
+    A subclass gives the names of its projections.
+    """
+
+    def project_encoder(self, encoder_hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K, C) -> keys and values, (B, K, G * D) each."""
+        raise NotImplementedError
+
+    def attend_encoder(
+        self,
+        query: Tensor,
+        encoder_hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query (B, Q, H * D), encoder_hidden_states (B, K, C) -> (B, Q, H * D), weights (B, H, Q, K)."""
+        cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
+        if cache is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            key, value = layer.keys, layer.values
+        else:
+            key, value = (self.heads(x) for x in self.project_encoder(encoder_hidden_states))
+            if cache is not None:
+                key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+                cache.is_updated[self.layer_idx] = True
+        return self.mix(self.heads(query), key, value, attention_mask=attention_mask, **kwargs)

@@ -1,0 +1,277 @@
+"""Sequences packed end to end, so that no computation is spent on padding.
+
+    padded, (B, T, C)                 packed, (1, N, C) with N = 3 + 5 + 1 real tokens
+
+    a a a . .                         f a a a b b b b b
+    b b b b b                         sequences sorted by length, boundaries 0 1 4 9
+    f . . . .
+
+Linear layers, norms and feed-forwards work on packed tokens as they stand. Attention must not cross a boundary: a GPU
+kernel takes the boundaries (`cu_seqlens`, as in FlashAttention, Dao et al., 2022, https://arxiv.org/abs/2205.14135);
+elsewhere sequences of similar length are attended together, bucket by bucket, so that the cost follows the sum of the
+squared lengths and no N x N tensor exists.
+
+Shapes: B batch, T tokens of a padded row, N packed tokens, S sequences, H heads, D head width, C model width,
+n sequences of a bucket, L longest sequence of a bucket.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+# Sequences share a bucket while the longest is at most this much longer than the shortest, or no longer than
+# SHORT tokens: below that, one more call costs more than the padding inside the bucket.
+BUCKET_SLACK = 1.25
+SHORT = 32
+
+# Implementations that can attend to packed sequences; all others get the padded batch and its mask.
+BUCKETED = ("eager", "sdpa")
+FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+@dataclass
+class Bucket:
+    """Sequences attended in one call, as a batch of n rows of L tokens."""
+
+    start: int  # first packed token, when the sequences lie side by side and are equally long; else unused
+    count: int  # n
+    length: int  # L
+    gather: Tensor | None  # (n * L,) packed token of each place, pads repeat a real token; None: a plain slice
+    real: Tensor | None  # (n, L) bool, True at real tokens; None: no pads
+    keep: Tensor | None  # (tokens,) places of the real tokens among the n * L; None: no pads
+    tokens: int  # real tokens in the bucket
+
+
+@dataclass
+class Packing:
+    """Where each packed token comes from and where sequences begin and end.
+
+    Args:
+        lengths: S sequence lengths, in packed order.
+        indices: (N,) place of each packed token in the flattened padded batch; None if the input came packed.
+        shape: (B, T) of the padded batch; None if the input came packed.
+        device: where the index tensors live.
+    """
+
+    lengths: list[int]
+    indices: Tensor | None
+    shape: tuple[int, int] | None
+    device: torch.device
+    restore: Tensor | None = field(init=False, default=None)  # (N,) bucket order back to packed order
+    buckets: list[Bucket] = field(init=False)
+    cu_seqlens: Tensor = field(init=False)  # (S + 1,) int32 boundaries
+
+    def __post_init__(self) -> None:
+        lengths = torch.tensor(self.lengths, dtype=torch.int64)
+        starts = lengths.cumsum(0) - lengths
+        self.cu_seqlens = torch.cat([starts, lengths.sum()[None]]).to(self.device, torch.int32)
+        order = torch.argsort(lengths, stable=True).tolist()
+        starts = starts.tolist()
+        self.buckets, in_bucket_order = [], []
+        first = 0
+        while first < len(order):
+            last = first + 1
+            shortest = self.lengths[order[first]]
+            while last < len(order) and self.lengths[order[last]] <= max(BUCKET_SLACK * shortest, SHORT):
+                last += 1
+            members = order[first:last]
+            self.buckets.append(self._bucket(members, starts))
+            in_bucket_order += members
+            first = last
+        if in_bucket_order != list(range(len(order))):
+            packed = torch.cat([torch.arange(starts[s], starts[s] + self.lengths[s]) for s in in_bucket_order])
+            self.restore = torch.empty_like(packed)
+            self.restore[packed] = torch.arange(len(packed))
+            self.restore = self.restore.to(self.device)
+
+    def _bucket(self, members: list[int], starts: list[int]) -> Bucket:
+        lengths = [self.lengths[s] for s in members]
+        longest = max(lengths)
+        side_by_side = all(starts[b] == starts[a] + self.lengths[a] for a, b in zip(members, members[1:], strict=False))
+        if side_by_side and min(lengths) == longest:
+            return Bucket(starts[members[0]], len(members), longest, None, None, None, sum(lengths))
+        offsets = torch.arange(longest)[None]  # (1, L)
+        lengths_column = torch.tensor(lengths)[:, None]  # (n, 1)
+        real = offsets < lengths_column  # (n, L)
+        gather = torch.tensor([starts[s] for s in members])[:, None] + torch.minimum(offsets, lengths_column - 1)
+        has_pads = min(lengths) < longest
+        return Bucket(
+            starts[members[0]],
+            len(members),
+            longest,
+            gather.flatten().to(self.device),
+            real.to(self.device) if has_pads else None,
+            real.flatten().nonzero().squeeze(-1).to(self.device) if has_pads else None,
+            sum(lengths),
+        )
+
+    @classmethod
+    def from_mask(cls, attention_mask: Tensor) -> "Packing | None":
+        """Plan for a padded batch.
+
+        Args:
+            attention_mask: (B, T), non-zero at real tokens; padding may be left, right or in between.
+
+        Returns:
+            None when nothing is padded, or nothing is real.
+        """
+        batch, tokens = attention_mask.shape
+        real = attention_mask != 0
+        counts = real.sum(-1)
+        order = torch.argsort(counts, stable=True)
+        lengths = counts[order].tolist()
+        if not lengths or lengths[0] == tokens or lengths[-1] == 0:
+            return None
+        place = real[order].flatten().nonzero().squeeze(-1)  # (N,) in the batch sorted by length
+        indices = order[place // tokens] * tokens + place % tokens
+        return cls([n for n in lengths if n], indices, (batch, tokens), attention_mask.device)
+
+    @classmethod
+    def from_position_ids(cls, position_ids: Tensor, batch: int) -> "Packing | None":
+        """Plan for rows that already hold several sequences each.
+
+        Args:
+            position_ids: (B or 1, T); a sequence ends where the next position is not the successor, as
+                `DataCollatorWithFlattening` builds them. A row is always a boundary.
+            batch: B, when `position_ids` is shared by all rows.
+
+        Returns:
+            None when every row is one sequence.
+        """
+        position_ids = position_ids.expand(batch, -1)
+        starts_sequence = torch.ones_like(position_ids, dtype=torch.bool)
+        starts_sequence[:, 1:] = position_ids.diff(dim=-1) != 1
+        boundaries = starts_sequence.flatten().nonzero().squeeze(-1).tolist()
+        if len(boundaries) == batch:
+            return None
+        ends = boundaries[1:] + [position_ids.numel()]
+        return cls([b - a for a, b in zip(boundaries, ends, strict=True)], None, None, position_ids.device)
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Tensor) -> "Packing":
+        """Plan for one packed row whose (S + 1,) boundaries are given."""
+        return cls([n for n in cu_seqlens.diff().tolist() if n], None, None, cu_seqlens.device)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, T, ...) -> (1, N, ...), real tokens only."""
+        return x.flatten(0, 1).index_select(0, self.indices.to(x.device))[None]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(1, N, ...) -> (B, T, ...), zero at padding."""
+        batch, tokens = self.shape
+        padded = x.new_zeros(batch * tokens, *x.shape[2:])
+        return padded.index_copy(0, self.indices.to(x.device), x[0]).view(batch, tokens, *x.shape[2:])
+
+    def attend(
+        self,
+        attention: Callable[..., tuple[Tensor, Tensor | None]],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        implementation: str,
+        is_causal: bool,
+        dropout: float,
+        scaling: float,
+        **kwargs: object,
+    ) -> Tensor:
+        """Attention inside each sequence only.
+
+        Args:
+            attention: the library's attention function for `implementation`.
+            query: (B, H, T, D); key and value: (B, G, T, D), where B * T = N packed tokens.
+
+        Returns:
+            (B, T, H, D)
+        """
+        batch, _, tokens, _ = query.shape
+        if implementation in FLASH:
+            longest = max(self.lengths)
+            boundaries = self.cu_seqlens.to(query.device)
+            out, _ = attention(
+                module,
+                *(as_one_row(x) for x in (query, key, value)),
+                None,
+                dropout=dropout,
+                scaling=scaling,
+                cu_seq_lens_q=boundaries,
+                cu_seq_lens_k=boundaries,
+                max_length_q=longest,
+                max_length_k=longest,
+                is_causal=is_causal,
+                **kwargs,
+            )
+            return out.view(batch, tokens, *out.shape[2:])
+        # Token-major (N, H, D): a bucket is then a slice or one gather.
+        query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        if implementation == "sdpa" and has_varlen_kernel(query, dropout):
+            out = varlen_kernel(query, key, value, self.cu_seqlens, max(self.lengths), is_causal, scaling)
+            return out.view(batch, tokens, *out.shape[1:])
+        outputs = []
+        for bucket in self.buckets:
+            rows = [self._rows(x, bucket) for x in (query, key, value)]  # (n, H, L, D)
+            mask = None
+            if implementation == "eager" and is_causal:
+                mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device).tril()[
+                    None, None
+                ]
+            elif bucket.real is not None and not is_causal:  # causal rows are padded on the right, out of sight
+                mask = bucket.real.to(query.device)[:, None, None, :]
+            out, _ = attention(
+                module, *rows, mask, dropout=dropout, scaling=scaling, is_causal=is_causal and mask is None, **kwargs
+            )
+            out = out.flatten(0, 1)  # (n * L, H, D)
+            outputs.append(out if bucket.keep is None else out.index_select(0, bucket.keep.to(out.device)))
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if self.restore is not None:
+            out = out.index_select(0, self.restore.to(out.device))
+        return out.view(batch, tokens, *out.shape[1:])
+
+    @staticmethod
+    def _rows(x: Tensor, bucket: Bucket) -> Tensor:
+        """(N, H, D) -> (n, H, L, D)"""
+        if bucket.gather is None:
+            x = x[bucket.start : bucket.start + bucket.tokens]
+        else:
+            x = x.index_select(0, bucket.gather.to(x.device))
+        return x.view(bucket.count, bucket.length, *x.shape[1:]).transpose(1, 2)
+
+
+def has_varlen_kernel(query: Tensor, dropout: float) -> bool:
+    """Whether torch's variable-length flash kernel takes this call: CUDA, half precision, no attention dropout."""
+    return (
+        query.device.type == "cuda"
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and dropout == 0.0
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= 256
+    )
+
+
+def varlen_kernel(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, is_causal: bool, scaling: float
+) -> Tensor:
+    """torch's variable-length attention over packed tokens. query (N, H, D), key and value (N, G, D) -> (N, H, D)"""
+    from torch.nn.attention.varlen import varlen_attn
+
+    cu_seqlens = cu_seqlens.to(query.device)
+    return varlen_attn(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=(-1, 0) if is_causal else (-1, -1),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+
+
+def as_one_row(x: Tensor) -> Tensor:
+    """(B, H, T, D) -> (1, H, B * T, D)"""
+    return x.transpose(1, 2).reshape(1, -1, x.shape[1], x.shape[3]).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Attention patterns, one idea a file."""

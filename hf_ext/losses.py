@@ -1,0 +1,156 @@
+"""Losses over a vocabulary that never hold all logits at once.
+
+The logits of a language-modelling head are the largest tensor of a training step (tokens x vocabulary, several copies
+in forward and backward). Here rows without a label are dropped before the multiplication with the vocabulary, and the
+rest is done a chunk of rows at a time. Same loss and gradients as the plain way.
+
+Shapes: N rows, C model width, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear_cross_entropy, pad
+from torch.utils.checkpoint import checkpoint
+
+IGNORE_INDEX = -100
+
+
+def shift_labels_left(labels: Tensor) -> Tensor:
+    """(B, T) labels -> (B, T): position t gets the label of t + 1, the last one none."""
+    return pad(labels, (0, 1), value=IGNORE_INDEX)[..., 1:]
+
+
+def vocabulary_loss(
+    hidden: Tensor,
+    labels: Tensor,
+    head: nn.Module,
+    *,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+    label_smoothing: float = 0.0,
+    chunk_size: int = 512,
+) -> Tensor:
+    """Cross-entropy of `head(transform(hidden))` against `labels`.
+
+    Args:
+        hidden: (..., C) hidden states.
+        labels: (...) token ids aligned with `hidden`, -100 where there is nothing to predict.
+        head: the output embedding, C -> V.
+        transform: what comes between the hidden states and the output embedding; applied to labelled rows only.
+        num_items_in_batch: divide the sum by this instead of the number of labels: `Trainer` passes the count over
+            all micro-batches that make up one step.
+        label_smoothing: weight of the uniform distribution in the target (Szegedy et al., 2015,
+            https://arxiv.org/abs/1512.00567).
+        chunk_size: rows of logits that exist at the same time.
+
+    Returns:
+        Scalar, fp32 or wider. Without any label it is 0, and so are all gradients.
+    """
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
+    tracing = torch.compiler.is_compiling()
+    if not tracing:  # a shape that depends on data would break the graph
+        labelled = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
+        if labelled.numel() < labels.numel():
+            hidden, labels = hidden.index_select(0, labelled), labels.index_select(0, labelled)
+    if transform is not None:
+        hidden = transform(hidden)
+    if tracing:
+        total = cross_entropy(head(hidden).float(), labels, reduction="sum", label_smoothing=label_smoothing)
+    elif is_plain_linear(head):
+        total = fused_total(hidden, labels, head, label_smoothing, chunk_size)
+    else:
+        total = checkpointed_total(hidden, labels, head, label_smoothing, chunk_size)
+    return share(total, labels, num_items_in_batch)
+
+
+def share(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """The sum over rows, divided by the labels of this batch or, where it is known, of the whole step; never by 0."""
+    if num_items_in_batch is None:
+        return total / (labels != IGNORE_INDEX).sum().clamp(min=1)
+    if torch.is_tensor(num_items_in_batch):
+        return total / num_items_in_batch.to(total.device).clamp(min=1)
+    return total / max(num_items_in_batch, 1)
+
+
+def is_plain_linear(head: nn.Module) -> bool:
+    """Whether the head is nothing but one matrix in fp32, so that its weight may be used without calling it.
+
+    Adapters, quantised layers, hooks (offloading, FSDP), a replaced `forward` and distributed tensors need the call.
+    In half precision torch's chunked operation adds up in half precision too, so there the call is needed as well.
+    """
+    return (
+        type(head) is nn.Linear
+        and type(head.weight) is nn.Parameter
+        and head.weight.dtype == torch.float32
+        and not torch.is_autocast_enabled(head.weight.device.type)
+        and "forward" not in vars(head)
+        and not (head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks)
+    )
+
+
+def fused_total(hidden: Tensor, labels: Tensor, head: nn.Linear, label_smoothing: float, chunk_size: int) -> Tensor:
+    """Sum over rows by torch's own chunked operation."""
+    weight, bias = head.weight, head.bias
+    if not hidden.shape[0]:  # nothing to predict, yet every parameter gets a gradient, of zero
+        return sum(x.sum() * 0.0 for x in (hidden, weight, bias) if x is not None)
+    total = linear_cross_entropy(
+        hidden,
+        weight,
+        labels,
+        linear_bias=bias,
+        reduction="sum",
+        ignore_index=IGNORE_INDEX,
+        # An explicit chunk size: the automatic one is several times slower on CPU.
+        options=nn.LinearCrossEntropyOptions(
+            batch_chunk_size=min(chunk_size, hidden.shape[0]),
+            chunking_method=None,
+            acc_policy="compact",
+            allow_retain_graph=True,
+        ),
+    )
+    if label_smoothing:
+        # The operation does not chunk with smoothing. The smoothed loss is the plain one plus
+        # smoothing * (logit of the label - mean logit), which needs no logits: the mean of W h is the mean of W by h.
+        margin = (hidden * (weight[labels] - weight.mean(0))).sum()
+        if bias is not None:
+            margin = margin + (bias[labels] - bias.mean()).sum()
+        total = total + label_smoothing * margin
+    return total
+
+
+def checkpointed_total(
+    hidden: Tensor, labels: Tensor, head: nn.Module, label_smoothing: float, chunk_size: int
+) -> Tensor:
+    """Sum over rows for heads that must be called: each chunk's logits are computed again in the backward pass."""
+
+    def chunk_total(rows: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(head(rows).float(), targets, reduction="sum", label_smoothing=label_smoothing)
+
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for rows, targets in zip(hidden.split(chunk_size), labels.split(chunk_size), strict=True):
+        if torch.is_grad_enabled():
+            total = total + checkpoint(chunk_total, rows, targets, use_reentrant=False)
+        else:
+            total = total + chunk_total(rows, targets)
+    return total
+
+
+def mean_or_share(
+    logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Cross-entropy over a small set of classes, computed plainly.
+
+    Args:
+        logits: (..., classes); labels: (...), -100 where there is nothing to predict.
+        num_items_in_batch: as in `vocabulary_loss`.
+
+    Returns:
+        Scalar; without any label it is 0.
+    """
+    labels = labels.reshape(-1).to(logits.device)
+    total = cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(), labels, reduction="sum", label_smoothing=label_smoothing
+    )
+    return share(total, labels, num_items_in_batch)

@@ -1,0 +1,407 @@
+"""Model skeletons: what an encoder or a decoder does around its blocks.
+
+An architecture's base model inherits a skeleton, builds its modules under the checkpoint's names, and says how it
+embeds tokens (`embed`), where its blocks are (`blocks`) and what follows them (`final_norm`, `pool`).
+
+Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C model width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import initialization as init
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    find_packed_sequence_indices,
+    packed_sequence_mask_function,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPoolingAndCrossAttentions,
+)
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
+from transformers.utils.output_capturing import capture_outputs
+
+from hf_ext.configuration import ExtConfig
+from hf_ext.layers.packing import BUCKETED, FLASH, Packing
+
+
+class ExtPreTrainedModel(PreTrainedModel):
+    """Base class of every model in this package: what the library needs to know, and one protocol for initial values.
+
+    Initial values: a leaf module may carry `init_std`, which replaces the configuration's standard deviation for its
+    weight; a module with computed buffers has `reset_buffers()`. Both are needed because the library calls
+    `_init_weights` leaf by leaf, and because buffers that are in no file come back from loading as raw memory.
+    """
+
+    config: ExtConfig
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _skip_keys_device_placement = ["past_key_values"]
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # The library finds out by searching the source for its own habits; here every attention layer is a core.
+        return True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        init_std = getattr(module, "init_std", None)
+        if init_std is None:
+            super()._init_weights(module)
+        else:
+            init.normal_(module.weight, mean=0.0, std=init_std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        if hasattr(module, "reset_buffers"):
+            module.reset_buffers()
+
+
+class BlockStack:
+    """A base model: tokens are embedded, pass through the blocks, and leave as hidden states.
+
+    A mixin before `Ext<Arch>PreTrainedModel`, and not a model class itself: the library takes the configuration class
+    from the first model class among the bases.
+    """
+
+    def can_pack(self, **kwargs: object) -> bool:
+        """Whether tokens may be packed in this call: eager execution, an implementation that can attend to packed
+        tokens, and no attention weights asked for (they would be those of the packed layout)."""
+        return (
+            not is_tracing()
+            and self.config._attn_implementation in (*BUCKETED, *FLASH)
+            and not kwargs.get("output_attentions", self.config.output_attentions)
+        )
+
+    def embed(self, **inputs: Tensor | int | None) -> Tensor:
+        """Token and position embeddings, (B, T, C)."""
+        raise NotImplementedError
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The blocks in order; each takes the hidden states first and returns them."""
+        raise NotImplementedError
+
+    def final_norm(self, hidden_states: Tensor) -> Tensor:
+        """What follows the last block."""
+        return hidden_states
+
+    def packed_rows(
+        self, position_ids: Tensor | None, attention_mask: Tensor | None, batch: int, **kwargs: object
+    ) -> Packing | None:
+        """Boundaries of the sequences inside the rows, or None where every row is one sequence.
+
+        The caller says so by positions that start again (`DataCollatorWithFlattening`), or by `cu_seq_lens_q`.
+        """
+        if attention_mask is not None:
+            return None
+        if kwargs.get("cu_seq_lens_q") is not None:
+            return Packing.from_cu_seqlens(kwargs["cu_seq_lens_q"])
+        if position_ids is None or position_ids.dim() != 2 or is_tracing(position_ids):
+            return None
+        return Packing.from_position_ids(position_ids, batch)
+
+    @staticmethod
+    def drop_unused(kwargs: dict[str, object], packing: Packing | None) -> None:
+        """Take out what must not reach the attention functions."""
+        # Tokenizers made for encoders give token types; a decoder has no use for them.
+        names = ["return_dict", "token_type_ids", "skip_padding"]
+        if packing is not None:  # the plan has taken their place
+            names += ["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"]
+        for name in names:
+            kwargs.pop(name, None)
+
+    @capture_outputs
+    def run_blocks(
+        self,
+        hidden_states: Tensor,
+        *args: Tensor,
+        past_key_values: Cache | None = None,
+        **kwargs: object,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """hidden_states (B, T, C) or packed (1, N, C) -> the same shape. The library's hooks collect hidden states and
+        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional."""
+        for block in self.blocks():
+            hidden_states = block(hidden_states, *args, past_key_values=past_key_values, **kwargs)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def check_inputs(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Tensor | None, past: Cache | None
+    ) -> None:
+        """Raise ValueError for inputs that contradict each other."""
+        past_length = past.get_seq_length() if past is not None else None  # a tensor in caches of fixed length
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "both were given" if input_ids is not None else "neither was given"
+            raise ValueError(f"exactly one of input_ids and inputs_embeds is needed, {given}.")
+        shape = tuple(input_ids.shape) if input_ids is not None else tuple(inputs_embeds.shape[:-1])
+        if len(shape) != 2:
+            name = "input_ids" if input_ids is not None else "inputs_embeds"
+            expected = "(batch, tokens)" if input_ids is not None else "(batch, tokens, hidden_size)"
+            found = tuple((input_ids if input_ids is not None else inputs_embeds).shape)
+            raise ValueError(f"{name} must have shape {expected}, got {found}.")
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and not is_tracing(attention_mask):
+            batch, tokens = shape
+            length = attention_mask.shape[1]
+            # With a cache the mask may be longer: a prefix in the cache, or a cache of fixed length.
+            fits = length == tokens if past_length is None else length >= tokens
+            if isinstance(past_length, int):
+                fits = length >= past_length + tokens
+            if attention_mask.shape[0] != batch or not fits:
+                cached = f" after {past_length} cached ones" if past_length else ""
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}, but the input has {batch} rows of "
+                    f"{tokens} tokens{cached}; it needs one row each and one entry for every token, cached ones "
+                    "included."
+                )
+
+
+class EncoderModel(BlockStack):
+    """Bidirectional encoder, or a decoder with the same blocks when `config.is_decoder`.
+
+    When the batch has padding, only real tokens are computed: they are packed after the embedding, the blocks run on
+    (1, N, C), and the hidden states are scattered back, zero at padding. `config.skip_padding = False` computes
+    padding as well.
+    """
+
+    reads_first_token = False
+    """Set by models whose head reads position 0. When padding stands there (left-padded rows), the batch is computed
+    with its padding, so that such heads give what the official model gives."""
+
+    def pool(self, hidden_states: Tensor) -> Tensor | None:
+        """Whole-sequence representation, (B, T, C) -> (B, C), where the architecture has one."""
+        return None
+
+    def padding_plan(
+        self, attention_mask: Tensor | None, skip_padding: bool | None, **kwargs: object
+    ) -> Packing | None:
+        """The plan for computing real tokens only, or None where the batch is to be computed as it stands."""
+        if skip_padding is None:
+            skip_padding = self.config.skip_padding
+        if not skip_padding or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+            return None
+        if not self.can_pack(**kwargs) or is_tracing(attention_mask):
+            return None
+        if self.reads_first_token and not attention_mask[:, 0].all():
+            return None
+        return Packing.from_mask(attention_mask)
+
+    def attention_masks(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The masks of self- and cross-attention, as the attention implementation in use wants them."""
+        inputs = {"config": self.config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+        if self.config.is_decoder:
+            mask = create_causal_mask(**inputs, past_key_values=past_key_values, position_ids=position_ids)
+        else:
+            # Packed rows that no plan is made for (attention weights are asked for, another implementation).
+            rows = None
+            if position_ids is not None and attention_mask is None and not is_tracing(position_ids):
+                rows = find_packed_sequence_indices(position_ids.expand(hidden_states.shape[0], -1))
+            inside = packed_sequence_mask_function(rows) if rows is not None else None
+            mask = create_bidirectional_mask(**inputs, and_mask_function=inside)
+        if encoder_attention_mask is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
+        return mask, encoder_attention_mask
+
+    @merge_with_config_defaults
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        skip_padding: bool | None = None,
+        **kwargs: object,
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
+        """Hidden states of the last block, and the pooled representation where the model has a pooler.
+
+        Args:
+            input_ids: (B, T); or inputs_embeds: (B, T, C), without positions.
+            attention_mask: (B, T), 1 at real tokens; a (B, 1, T, T) mask is used as it is.
+            token_type_ids: (B, T) segment of each token, default 0.
+            position_ids: (B or 1, T), default 0..T-1.
+            encoder_hidden_states: (B, S, C) for cross-attention; encoder_attention_mask: (B, S).
+            past_key_values: cache of a decoder.
+            skip_padding: overrides `config.skip_padding` for this call.
+
+        Returns:
+            `last_hidden_state` (B, T, C), `pooler_output` (B, C) or None, `past_key_values`, and on request
+            `hidden_states`, `attentions`, `cross_attentions`.
+
+        Raises:
+            ValueError: contradictory inputs, a token id or a position outside its table, an encoder's output for a
+                model without cross-attention.
+        """
+        is_decoder = self.config.is_decoder
+        if encoder_hidden_states is not None and is_decoder and not self.config.add_cross_attention:
+            raise ValueError(
+                "encoder_hidden_states were given, but the model has no cross-attention; "
+                "build it with add_cross_attention=True."
+            )
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, past_key_values)
+        rows = None
+        if past_key_values is None:
+            given = input_ids if input_ids is not None else inputs_embeds
+            rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
+        if use_cache and is_decoder and not self.training and rows is None and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+            if encoder_hidden_states is not None:
+                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+
+        hidden_states = self.embed(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_length=past_length,
+        )
+        packing = rows if self.can_pack(**kwargs) else None  # else the mask keeps the sequences apart
+        padded = None  # the plan for putting padding back
+        if rows is None and not is_decoder and past_key_values is None:
+            packing = padded = self.padding_plan(attention_mask, skip_padding, **kwargs)
+        if padded is not None:
+            hidden_states, attention_mask = padded.pack(hidden_states), None
+        elif packing is None or encoder_attention_mask is not None:
+            attention_mask, encoder_attention_mask = self.attention_masks(
+                hidden_states,
+                attention_mask,
+                position_ids,
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values,
+            )
+        self.drop_unused(kwargs, packing)
+        outputs = self.run_blocks(
+            hidden_states,
+            *(() if encoder_hidden_states is None or not is_decoder else (encoder_hidden_states,)),
+            attention_mask=attention_mask,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            packing=packing,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden_states, all_hidden_states = outputs.last_hidden_state, outputs.hidden_states
+        if padded is not None:
+            hidden_states = padded.unpack(hidden_states)
+            if all_hidden_states is not None:
+                # The last one is the same tensor; the rest is None where only some layers were asked for.
+                all_hidden_states = tuple(x if x is None else padded.unpack(x) for x in all_hidden_states[:-1])
+                all_hidden_states += (hidden_states,) if outputs.hidden_states[-1] is not None else (None,)
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=hidden_states,
+            pooler_output=self.pool(hidden_states),
+            past_key_values=outputs.past_key_values if use_cache and is_decoder else None,
+            hidden_states=all_hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
+
+
+class DecoderModel(BlockStack):
+    """Causal decoder.
+
+    Rows may hold several sequences each: where `position_ids` start again, attention does not cross, and no mask of
+    the packed length exists (`DataCollatorWithFlattening` makes such rows).
+    """
+
+    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """cos and sin of the positions for models with rotary positions, once for all blocks."""
+        return None
+
+    @merge_with_config_defaults
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: object,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states after the final norm.
+
+        Args:
+            input_ids: (B, T); or inputs_embeds: (B, T, C).
+            attention_mask: (B, P + T), 1 at real tokens; a (B, 1, T, P + T) mask is used as it is.
+            position_ids: (B or 1, T), default P..P+T-1 whatever the mask says (`generate` derives them from the
+                mask of a left-padded batch). Positions that start again inside a row separate packed sequences.
+            past_key_values: cache; one is made when `use_cache` and the model is in eval mode.
+
+        Returns:
+            `last_hidden_state` (B, T, C), `past_key_values`, and on request `hidden_states`, `attentions`.
+
+        Raises:
+            ValueError: contradictory inputs, a token id or a position outside its table.
+        """
+        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, past_key_values)
+        given = input_ids if input_ids is not None else inputs_embeds
+        rows = None
+        if past_key_values is None:
+            rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
+        packing = rows if self.can_pack(**kwargs) else None  # else the mask keeps the sequences apart
+        if use_cache and not self.training and rows is None and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+
+        if position_ids is None:
+            position_ids = (torch.arange(given.shape[1], device=given.device) + past_length)[None]
+        hidden_states = self.embed(
+            input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, past_length=past_length
+        )
+        if packing is None:
+            attention_mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=hidden_states,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
+        self.drop_unused(kwargs, packing)
+        outputs = self.run_blocks(
+            hidden_states,
+            attention_mask=attention_mask,
+            rotation=self.rotation(hidden_states, position_ids),
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            packing=packing,
+            return_dict=True,
+            **kwargs,
+        )
+        return BaseModelOutputWithPast(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

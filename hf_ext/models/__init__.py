@@ -1,0 +1,1 @@
+"""One folder per architecture: `configuration_<arch>.py`, `modeling_<arch>.py`."""

@@ -1,0 +1,1 @@
+"""LLaMA (Touvron et al., 2023)."""

@@ -1,0 +1,461 @@
+"""Small random configurations of every architecture, and what each of its heads takes.
+
+`tests/test_contract.py` runs every registered architecture through `tests/harness.py`; an architecture becomes testable
+by an entry in `CASES`. Configurations are drawn from a seed, so that sizes change with it while the choices that an
+architecture offers (activations, tied or not, kinds of positions) are all covered.
+
+Shapes: B batch, T tokens.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Head:
+    """One model class.
+
+    Args:
+        kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice.
+        overrides: configuration fields that this class needs.
+        variants: further configurations for this class only, by name.
+        without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
+        unused_when_untied: the same, for models with untied embeddings.
+    """
+
+    kind: str
+    overrides: dict = field(default_factory=dict)
+    variants: dict[str, dict] = field(default_factory=dict)
+    without_gradient: tuple[str, ...] = ()
+    unused_when_untied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture.
+
+    Args:
+        is_decoder: whether tokens see earlier tokens only.
+        heads: our class name -> what it takes.
+        configs: name -> fields of the official configuration; the first one is used where a check is expensive.
+        dropout: every dropout field, with a probability for the tests that want dropout.
+        nonsense: fields with values that must be refused, and a word of the message besides the field.
+        inexpressible: fields that the official configuration refuses, and a word of the message: ours must refuse them
+            too, at the latest when exporting.
+        official_files: further contents of official config.json files (older spellings), by name.
+        legacy_keys: checkpoint -> the same checkpoint as older files spell it.
+        depends_on_length: configurations whose result depends on the length of the whole input by design, so that
+            packed and separate, or padded and alone, need not agree.
+        wide: fields of a configuration large enough to measure the spread of initial values.
+        stock_name: parameter name in the stock class's memory -> name in the file.
+        inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
+    """
+
+    is_decoder: bool
+    heads: dict[str, Head]
+    configs: dict[str, dict]
+    dropout: dict[str, float]
+    nonsense: tuple[tuple[dict, str], ...]
+    wide: dict
+    inexpressible: tuple[tuple[dict, str], ...] = ()
+    official_files: dict[str, dict] = field(default_factory=dict)
+    legacy_keys: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    depends_on_length: tuple[str, ...] = ()
+    stock_name: Callable[[str], str] = str
+    inputs: Callable[..., dict[str, Tensor]] | None = None
+
+
+# --- text inputs --------------------------------------------------------------------------------------------------
+
+PADDINGS = ("none", "ones", "right", "left", "holes")
+
+
+def padding_mask(pattern: str, batch: int, tokens: int) -> Tensor | None:
+    """(B, T) mask of ones and zeros, or None for `none`. Rows have unequal lengths, one of them full."""
+    if pattern == "none":
+        return None
+    mask = torch.ones(batch, tokens, dtype=torch.long)
+    lengths = [tokens, max(1, tokens // 2), max(1, tokens - 2), 1]
+    for row in range(batch):
+        length = lengths[row % len(lengths)]
+        if pattern == "right":
+            mask[row, length:] = 0
+        elif pattern == "left":
+            mask[row, : tokens - length] = 0
+        elif pattern == "holes":
+            # The first token stays: a causal first row would otherwise see nothing.
+            mask[row, 1 + row :: 3] = 0
+    return mask
+
+
+def text_inputs(
+    kind: str,
+    config: object,
+    padding: str = "none",
+    *,
+    batch: int = 4,
+    tokens: int = 9,
+    seed: int = 0,
+    choices: int = 3,
+) -> dict[str, Tensor]:
+    """Token ids, a mask, segments where the model has them, and an encoder's output where it attends to one."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = batch * choices if kind == "choice" else batch
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    allowed = torch.tensor([i for i in range(config.vocab_size) if i != pad])
+    ids = allowed[torch.randint(len(allowed), (rows, tokens), generator=generator)]
+    inputs = {"input_ids": ids}
+    mask = padding_mask(padding, rows, tokens)
+    if mask is not None:
+        inputs["input_ids"] = ids.masked_fill(mask == 0, pad)
+        inputs["attention_mask"] = mask
+    if getattr(config, "type_vocab_size", 0):
+        inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (rows, tokens), generator=generator)
+    if kind == "choice":
+        inputs = {name: x.view(batch, choices, tokens) for name, x in inputs.items()}
+    if getattr(config, "add_cross_attention", False):
+        inputs["encoder_hidden_states"] = torch.randn(batch, 5, config.hidden_size, generator=generator)
+        if mask is not None:
+            inputs["encoder_attention_mask"] = torch.tensor([[1] * 5, [1] * 3 + [0] * 2] * batch)[:batch]
+    return inputs
+
+
+def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: int = 1) -> dict[str, Tensor]:
+    """Labels for one head; token labels stand on real tokens only, and their number differs from row to row."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    batch, tokens = ids.shape[0], ids.shape[-1]
+    if kind == "base":
+        return {}
+    if kind == "choice":
+        return {"labels": torch.randint(ids.shape[1], (batch,), generator=generator)}
+    if kind in ("row", "next_sentence"):
+        classes = config.num_labels if kind == "row" else 2
+        return {"labels": torch.randint(classes, (batch,), generator=generator)}
+    if kind == "span":
+        # On real tokens, so that a start is never beyond its row's own text.
+        last = mask.sum(-1) - 1 if mask is not None else torch.full((batch,), tokens - 1)
+        first = mask.long().argmax(-1) if mask is not None else torch.zeros(batch, dtype=torch.long)
+        return {"start_positions": first, "end_positions": first + last.clamp(max=1)}
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    if kind == "token":
+        labels = torch.randint(config.num_labels, ids.shape, generator=generator)
+        return {"labels": labels.masked_fill(~real, IGNORED)}
+    if kind == "causal":
+        return {"labels": ids.masked_fill(~real, IGNORED)}
+    # masked, pretraining
+    chosen = torch.rand(ids.shape, generator=generator) < torch.linspace(0.2, 0.9, batch)[:, None]
+    chosen[:, 0] = True
+    labels = {"labels": ids.masked_fill(~(real & chosen), IGNORED)}
+    if kind == "pretraining":
+        labels["next_sentence_label"] = torch.randint(2, (batch,), generator=generator)
+    return labels
+
+
+# --- BERT ---------------------------------------------------------------------------------------------------------
+
+
+def bert_configs(seed: int = 0) -> dict[str, dict]:
+    """Activations, tied or not, one to three segments, padding id zero or another, odd head widths."""
+    draw = random.Random(seed)
+    configs = {}
+    for name, act, tie, pad, segments in (
+        ("gelu", "gelu", True, 0, 2),
+        ("relu-untied", "relu", False, 3, 1),
+        ("gelu_new-pad5", "gelu_new", True, 5, 3),
+        ("untied", "gelu", False, 0, 2),
+    ):
+        heads = draw.choice([2, 3, 4])
+        head_width = draw.choice([5, 7, 8]) if name != "gelu" else 8
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "hidden_size": heads * head_width,
+            "num_hidden_layers": draw.choice([2, 3]),
+            "num_attention_heads": heads,
+            "intermediate_size": draw.randint(17, 50),
+            "hidden_act": act,
+            "max_position_embeddings": draw.randint(40, 60),
+            "type_vocab_size": segments,
+            "layer_norm_eps": draw.choice([1e-12, 1e-6, 1e-5]),
+            "pad_token_id": pad,
+            "tie_word_embeddings": tie,
+            "num_labels": 2 if name == "relu-untied" else 3,
+        }
+    return configs
+
+
+def bert_legacy_keys(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As TensorFlow-era files: LayerNorm.gamma and beta, and position_ids as a buffer."""
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in tensors.items()
+    }
+    prefix = "bert." if any(name.startswith("bert.") for name in old) else ""
+    old[f"{prefix}embeddings.position_ids"] = torch.arange(512)[None]
+    return old
+
+
+_UNTIED_BIAS = (r"cls\.predictions\.bias",)
+
+BERT = Case(
+    is_decoder=False,
+    heads={
+        "ExtBertModel": Head(
+            "base",
+            variants={"decoder": {"is_decoder": True}, "cross": {"is_decoder": True, "add_cross_attention": True}},
+        ),
+        "ExtBertForPreTraining": Head("pretraining", unused_when_untied=_UNTIED_BIAS),
+        "ExtBertForMaskedLM": Head("masked", unused_when_untied=_UNTIED_BIAS),
+        "ExtBertLMHeadModel": Head(
+            "causal",
+            overrides={"is_decoder": True, "bos_token_id": 1, "eos_token_id": 2},
+            variants={"cross": {"add_cross_attention": True}},
+            unused_when_untied=_UNTIED_BIAS,
+        ),
+        "ExtBertForNextSentencePrediction": Head("next_sentence"),
+        "ExtBertForSequenceClassification": Head("row"),
+        "ExtBertForTokenClassification": Head("token"),
+        "ExtBertForQuestionAnswering": Head("span", overrides={"num_labels": 2}),
+        "ExtBertForMultipleChoice": Head("choice"),
+    },
+    configs=bert_configs(),
+    dropout={"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"type_vocab_size": 0}, "type_vocab_size"),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
+        ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob"),
+        ({"add_cross_attention": True}, "is_decoder"),
+        ({"model_type": "llama"}, "llama"),
+    ),
+    official_files={
+        "bert-base-uncased": {
+            "architectures": ["BertForMaskedLM"],
+            "attention_probs_dropout_prob": 0.1,
+            "gradient_checkpointing": False,
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.1,
+            "hidden_size": 768,
+            "initializer_range": 0.02,
+            "intermediate_size": 3072,
+            "layer_norm_eps": 1e-12,
+            "max_position_embeddings": 512,
+            "model_type": "bert",
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "pad_token_id": 0,
+            "position_embedding_type": "absolute",
+            "transformers_version": "4.6.0.dev0",
+            "type_vocab_size": 2,
+            "use_cache": True,
+            "vocab_size": 30522,
+        },
+        "integer zeros": {"model_type": "bert", "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0},
+    },
+    legacy_keys=bert_legacy_keys,
+    wide={"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 211, "num_labels": 7},
+)
+
+
+# --- LLaMA --------------------------------------------------------------------------------------------------------
+
+
+def llama_configs(seed: int = 0) -> dict[str, dict]:
+    """Multi-head, grouped and multi-query attention; own head width; biases; tied or not; every rope type.
+
+    The inputs of the tests have 9 tokens, more than the length from which dynamic and longrope change.
+    """
+    draw = random.Random(seed)
+    eight = {"rope_theta": 10000.0}
+    longrope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+        "short_factor": [1.0 + 0.1 * i for i in range(4)],
+        "long_factor": [1.5 + 0.5 * i for i in range(4)],
+    }
+    llama3 = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    rows = (
+        # name, heads, key/value heads, head width, own width, fields
+        ("grouped", 4, 2, 8, False, {"rope_parameters": {"rope_type": "default", **eight}}),
+        (
+            "linear-bias-multihead",
+            3,
+            3,
+            12,
+            True,
+            {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **eight}, "attention_bias": True},
+        ),
+        (
+            "dynamic-multiquery-tied",
+            4,
+            1,
+            8,
+            False,
+            {
+                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **eight},
+                "max_position_embeddings": 6,
+                "mlp_bias": True,
+                "tie_word_embeddings": True,
+            },
+        ),
+        (
+            "yarn-tied",
+            6,
+            3,
+            6,
+            True,
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 12,
+                    **eight,
+                },
+                "max_position_embeddings": 48,
+                "tie_word_embeddings": True,
+            },
+        ),
+        ("longrope", 4, 2, 8, False, {"rope_parameters": longrope, "max_position_embeddings": 32}),
+        (
+            "llama3-biases",
+            2,
+            1,
+            16,
+            True,
+            {"rope_parameters": llama3, "attention_bias": True, "mlp_bias": True, "max_position_embeddings": 128},
+        ),
+        ("no-pad-relu", 4, 4, 8, False, {"rope_parameters": None, "hidden_act": "relu"}),
+    )
+    configs = {}
+    for name, heads, kv_heads, width, own, fields in rows:
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "hidden_size": heads * width if not own else heads * draw.choice([4, 7, 9]),
+            "intermediate_size": draw.randint(17, 50),
+            "num_hidden_layers": draw.choice([2, 3]),
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": 64,
+            "rms_norm_eps": draw.choice([1e-6, 1e-5]),
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            **fields,
+        }
+        if own:
+            configs[name]["head_dim"] = width
+    return configs
+
+
+def llama_legacy_keys(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the first files: the rotary frequencies of every layer were saved."""
+    prefix = next((p for p in ("model.", "transformer.") if any(n.startswith(p) for n in tensors)), "")
+    return {**tensors, f"{prefix}layers.0.self_attn.rotary_emb.inv_freq": torch.rand(4)}
+
+
+LLAMA = Case(
+    is_decoder=True,
+    heads={
+        "ExtLlamaModel": Head("base"),
+        "ExtLlamaForCausalLM": Head("causal"),
+        "ExtLlamaForSequenceClassification": Head("row"),
+        "ExtLlamaForTokenClassification": Head("token"),
+        "ExtLlamaForQuestionAnswering": Head("span"),
+    },
+    configs=llama_configs(),
+    dropout={"attention_dropout": 0.2, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size"),
+        ({"num_attention_heads": 4, "hidden_size": 32, "num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"attention_dropout": 2.0}, "attention_dropout"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type"),
+        ({"model_type": "bert"}, "bert"),
+    ),
+    official_files={
+        "Llama-2-7b": {
+            "architectures": ["LlamaForCausalLM"],
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 32,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float16",
+            "transformers_version": "4.31.0.dev0",
+            "use_cache": True,
+            "vocab_size": 32000,
+        },
+        "Llama-3.2-1B": {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 128000,
+            "eos_token_id": [128001, 128008],
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 128256,
+        },
+        "old scaling": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 5000},
+    },
+    inexpressible=(
+        ({"hidden_size": 26, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12}, "hidden_size"),
+    ),
+    legacy_keys=llama_legacy_keys,
+    depends_on_length=("dynamic-multiquery-tied", "longrope"),
+    wide={"hidden_size": 96, "intermediate_size": 128, "vocab_size": 211, "num_labels": 7},
+)
+
+CASES: dict[str, Case] = {"ext_bert": BERT, "ext_llama": LLAMA}

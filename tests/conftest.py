@@ -1,0 +1,54 @@
+"""Settings for all tests: offline, one thread, the same random numbers in every run."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # harness and cases, from any folder below
+
+
+def pytest_configure() -> None:
+    import datasets
+    import torch
+    import transformers.models.auto.modeling_auto  # noqa: F401
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Every test starts from the same state and leaves torch's global switches as they were."""
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    # Filling fresh memory is deterministic mode's own check; the tests that need it do it themselves.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    dtype = torch.get_default_dtype()
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stock_folders(tmp_path_factory):
+    """Where the harness keeps the tiny stock checkpoints, built once for all tests of a run."""
+    import harness
+
+    harness.set_folder(tmp_path_factory.mktemp("stock"))

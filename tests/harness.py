@@ -1,0 +1,1867 @@
+"""The contract that every architecture of the package keeps, one function per check.
+
+Each check takes a `Subject`: one of our classes in one configuration. The stock class of the same name is the
+reference, and everything is compared through files: a tiny stock model with random values in every parameter is saved,
+and our class loads it. Nothing is downloaded.
+
+Shapes: B batch, T tokens, V vocabulary, C model width.
+"""
+
+import contextlib
+import copy
+import functools
+import json
+import logging
+import math
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from cases import CASES, IGNORED, PADDINGS, Case, Head, padding_mask, text_inputs, text_labels
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    DataCollatorWithFlattening,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
+from transformers.utils import find_labels
+
+import hf_ext
+
+TOLERANCE = 1e-5  # fp32, relative to the largest value of the tensor where that exceeds 1
+IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+# --- subjects -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One of our classes in one configuration."""
+
+    model_type: str
+    class_name: str
+    config_name: str
+
+    def __str__(self) -> str:
+        return f"{self.class_name}-{self.config_name}"
+
+    @property
+    def architecture(self) -> hf_ext.Architecture:
+        return hf_ext.architectures()[self.model_type]
+
+    @property
+    def case(self) -> Case:
+        return CASES[self.model_type]
+
+    @property
+    def head(self) -> Head:
+        return self.case.heads[self.class_name]
+
+    @property
+    def kind(self) -> str:
+        return self.head.kind
+
+    @property
+    def ours(self) -> type[PreTrainedModel]:
+        return self.architecture.load(self.class_name)
+
+    @property
+    def stock(self) -> type[PreTrainedModel]:
+        return getattr(transformers, self.class_name.removeprefix("Ext"))
+
+    @property
+    def our_config(self) -> type:
+        return self.architecture.config_class
+
+    @property
+    def stock_config(self) -> type:
+        return getattr(transformers, self.architecture.config.removeprefix("Ext"))
+
+    @property
+    def fields(self) -> dict:
+        """Fields of the official configuration, as given by the case."""
+        fields = dict(self.case.configs.get(self.config_name) or next(iter(self.case.configs.values())))
+        return {**fields, **self.head.overrides, **self.head.variants.get(self.config_name, {})}
+
+    @property
+    def generates(self) -> bool:
+        return issubclass(self.ours, GenerationMixin)
+
+    @property
+    def causal(self) -> bool:
+        return self.case.is_decoder or self.fields.get("is_decoder", False)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.config_name in self.case.depends_on_length
+
+    def inputs(self, config: object, padding: str = "none", **kwargs: object) -> dict[str, Tensor]:
+        return (self.case.inputs or text_inputs)(self.kind, config, padding, **kwargs)
+
+    def labels(self, config: object, inputs: dict[str, Tensor], **kwargs: object) -> dict[str, Tensor]:
+        return text_labels(self.kind, config, inputs, **kwargs)
+
+
+def subjects(*kinds: str, configs: str = "all", where: Callable[[Subject], bool] | None = None) -> list[Subject]:
+    """Every registered class in its configurations.
+
+    Args:
+        kinds: kinds of heads, all when none is given.
+        configs: "all"; or "first" for the first configuration and the class's own variants; or "one".
+        where: keeps a subject when true.
+    """
+    found = []
+    for model_type, architecture in hf_ext.architectures().items():
+        case = CASES.get(model_type)
+        if case is None:
+            continue  # reported by check_case_exists
+        for class_name in architecture.class_names():
+            head = case.heads.get(class_name)
+            if head is None or (kinds and head.kind not in kinds):
+                continue
+            names = [*case.configs, *head.variants]
+            if configs == "first":
+                names = [names[0], *head.variants]
+            elif configs == "one":
+                names = names[:1]
+            found += [Subject(model_type, class_name, name) for name in names]
+    return [s for s in found if where is None or where(s)]
+
+
+def broad(*kinds: str, where: Callable[[Subject], bool] | None = None) -> list[Subject]:
+    """The base model and the language models in every configuration, the other heads in the first one."""
+    main = ("base", "masked", "causal")
+    every = [s for s in subjects(*kinds, where=where) if s.kind in main]
+    return every + [s for s in subjects(*kinds, configs="first", where=where) if s.kind not in main]
+
+
+def one_per_architecture(*kinds: str) -> list[Subject]:
+    """For each architecture, the first head of the first of these kinds that it has."""
+    found = []
+    for model_type in hf_ext.architectures():
+        candidates = [s for s in subjects(*kinds, configs="one") if s.model_type == model_type]
+        candidates.sort(key=lambda s: kinds.index(s.kind))
+        found += candidates[:1]
+    return found
+
+
+# --- building and comparing ---------------------------------------------------------------------------------------
+
+_folder: Path | None = None
+
+
+def set_folder(folder: Path) -> None:
+    """Where the stock checkpoints of this run are kept."""
+    global _folder
+    _folder = folder
+    stock_folder.cache_clear()
+
+
+def scratch() -> Path:
+    """A new empty folder."""
+    return Path(tempfile.mkdtemp(dir=_folder))
+
+
+@torch.no_grad()
+def randomise(model: nn.Module, seed: int = 0) -> None:
+    """Random values in every parameter: zeros and ones would hide a bias or a norm that is wired wrongly."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        is_norm = "norm" in name.lower() and name.endswith("weight")
+        parameter.copy_(1 + 0.1 * noise if is_norm else 0.15 * noise)
+
+
+@functools.cache
+def stock_folder(subject: Subject) -> Path:
+    """A saved stock model with random values; its first file of weights is the reference for all checks."""
+    torch.manual_seed(0)
+    model = subject.stock(subject.stock_config(**subject.fields))
+    randomise(model)
+    folder = scratch()
+    model.save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Alarm:
+    """What was logged or warned."""
+
+    messages: list[str]
+
+
+@contextlib.contextmanager
+def no_warning(allow: tuple[str, ...] = ()) -> Iterator[Alarm]:
+    """Fails if anything is logged at warning level, or warned, inside the block."""
+    records: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(f"{record.name}: {record.getMessage()}")
+
+    transformers.utils.logging.get_logger("transformers")  # the library sets its root logger up on first use
+    for once in ("warning_once", "info_once"):
+        getattr(transformers.utils.logging, once).cache_clear()
+    listener = Listener(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("transformers", "hf_ext", "peft", "accelerate")]
+    for logger in loggers:
+        logger.addHandler(listener)
+    alarm = Alarm(records)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield alarm
+    finally:
+        for logger in loggers:
+            logger.removeHandler(listener)
+    records += [f"{w.category.__name__}: {w.message}" for w in caught]
+    unexpected = [m for m in records if not any(re.search(pattern, m) for pattern in allow)]
+    assert not unexpected, f"warned: {unexpected}"
+
+
+def build(cls: type, subject: Subject, *, attn: str = "sdpa", folder: Path | None = None, **fields: object):
+    """Load the checkpoint of a subject into a class, with some fields of the configuration changed."""
+    folder = folder or stock_folder(subject)
+    config_class = subject.stock_config if cls is subject.stock else subject.our_config
+    config = config_class.from_pretrained(folder)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return cls.from_pretrained(folder, config=config, attn_implementation=attn).eval()
+
+
+def pair(subject: Subject, *, attn: str = "sdpa", ours: dict | None = None, **fields: object):
+    """The stock model and ours from the same file; `fields` for both configurations, `ours` for ours only."""
+    return (
+        build(subject.stock, subject, attn=attn, **fields),
+        build(subject.ours, subject, attn=attn, **fields, **(ours or {})),
+    )
+
+
+def no_dropout(subject: Subject) -> dict[str, float]:
+    """Every dropout field at zero."""
+    return dict.fromkeys(subject.case.dropout, 0.0)
+
+
+def assert_close(actual: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
+    """Equal shapes, and no difference above `tolerance` times the largest expected value (at least 1)."""
+    assert actual is not None, f"{what} is None"
+    assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    actual, expected = actual.detach().double(), expected.detach().double()
+    if not expected.numel():
+        return
+    difference = (actual - expected).abs().max().item()
+    limit = tolerance * max(1.0, expected.abs().max().item())
+    assert difference <= limit, f"{what}: differs by {difference:.3e}, allowed {limit:.1e}"  # False for NaN too
+
+
+def tensors_of(output: object) -> dict[str, Tensor]:
+    """The tensors of an output by name; tuples as name.0, name.1; no loss, no cache."""
+    found = {}
+    for name, value in output.items():
+        if name in ("loss", "past_key_values") or value is None:
+            continue
+        if isinstance(value, Tensor):
+            found[name] = value
+        else:
+            found |= {f"{name}.{i}": x for i, x in enumerate(value)}
+    return found
+
+
+def compare_outputs(
+    actual: object, expected: object, what: str, real: Tensor | None = None, tolerance: float = TOLERANCE
+) -> int:
+    """All tensors of two outputs; where `real` (B, T) is given, per-token tensors at real positions only.
+
+    Returns:
+        How many tensors were compared.
+    """
+    ours, theirs = tensors_of(actual), tensors_of(expected)
+    assert ours.keys() == theirs.keys(), f"{what}: {sorted(ours)} instead of {sorted(theirs)}"
+    for name, value in theirs.items():
+        mine, reference = ours[name], value
+        if real is not None and "attentions" not in name and value.shape[: real.dim()] == real.shape:
+            assert mine.shape == reference.shape
+            mine, reference = mine[real], reference[real]
+        assert_close(mine, reference, f"{what}: {name}", tolerance)
+    return len(theirs)
+
+
+def real_positions(inputs: dict[str, Tensor]) -> Tensor | None:
+    """(B, T) True at real tokens; for multiple choice rows and choices are one dimension, as in hidden states."""
+    mask = inputs.get("attention_mask")
+    return None if mask is None else mask.flatten(0, -2).bool()
+
+
+def loss_of(model: nn.Module, subject: Subject, inputs: dict, labels: dict, **kwargs: object) -> Tensor:
+    """The loss; for a class without labels, a fixed random projection of everything it returns for real tokens."""
+    if labels:
+        loss = model(**inputs, **labels, **kwargs).loss
+        assert loss is not None, f"{subject}: no loss although {sorted(labels)} were given"
+        return loss
+    output = model(**inputs)
+    total = 0.0
+    real = real_positions(inputs)
+    for name, value in sorted(tensors_of(output).items()):
+        generator = torch.Generator().manual_seed(len(name))
+        if real is not None and value.shape[:2] == real.shape:
+            value = value * real[..., None]
+        total = total + (value * torch.randn(value.shape, generator=generator)).mean()
+    return total
+
+
+def gradients(model: nn.Module, rename: Callable[[str], str] = str) -> dict[str, Tensor]:
+    """Gradients by name, for the parameters that have one."""
+    return {rename(n): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def loss_and_gradients(
+    model: nn.Module,
+    subject: Subject,
+    inputs: dict,
+    labels: dict,
+    *,
+    seed: int = 0,
+    rename: Callable[[str], str] = str,
+    **kwargs: object,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One training step without the step."""
+    model.train()
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    loss = loss_of(model, subject, inputs, labels, **kwargs)
+    loss.backward()
+    return loss.detach(), gradients(model, rename)
+
+
+def compare_gradients(actual: dict, expected: dict, what: str, tolerance: float = TOLERANCE) -> None:
+    """Same parameters have gradients, and they are equal."""
+    assert expected, f"{what}: nothing has a gradient"
+    assert actual.keys() == expected.keys(), (
+        f"{what}: gradients only in ours {sorted(actual.keys() - expected.keys())}, "
+        f"only in the reference {sorted(expected.keys() - actual.keys())}"
+    )
+    for name, value in expected.items():
+        assert_close(actual[name], value, f"{what}: gradient of {name}", tolerance)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of all parameters and buffers."""
+    return {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def assert_identical(actual: dict[str, Tensor], expected: dict[str, Tensor], what: str) -> None:
+    """Same names, same values to the last bit."""
+    assert actual.keys() == expected.keys(), f"{what}: {sorted(actual.keys() ^ expected.keys())} in one only"
+    different = [n for n in expected if not torch.equal(actual[n], expected[n])]
+    assert not different, f"{what}: different values in {different}"
+
+
+# --- 0: the harness itself ----------------------------------------------------------------------------------------
+
+
+def check_case_exists(model_type: str) -> None:
+    """A registered architecture, or one of its classes, that nobody described would go untested."""
+    architecture = hf_ext.architectures()[model_type]
+    assert model_type in CASES, f"add {model_type} to tests/cases.py"
+    described = set(CASES[model_type].heads)
+    assert described == set(architecture.class_names()), (
+        f"tests/cases.py and the table of architectures disagree on {described ^ set(architecture.class_names())}"
+    )
+    for class_name in architecture.class_names():
+        assert hasattr(transformers, class_name.removeprefix("Ext")), f"{class_name} has no stock class to compare with"
+
+
+# --- 1: configuration ---------------------------------------------------------------------------------------------
+
+
+def plain(config: object) -> dict:
+    """`to_dict()` without what says who wrote it."""
+    content = config.to_dict()
+    for name in ("model_type", "transformers_version", "architectures", *hf_ext.ExtConfig.runtime_fields):
+        content.pop(name, None)
+    return content
+
+
+def check_config_reads_official(subject: Subject) -> None:
+    """A field with another default or name than the official one would change a model that is merely loaded."""
+    folder = stock_folder(subject)
+    with no_warning():
+        config = subject.our_config.from_pretrained(folder)
+    assert config.model_type == subject.model_type == type(config).model_type
+    official = subject.stock_config.from_pretrained(folder)
+    assert plain(config) == plain(official)
+
+
+def check_official_files(model_type: str) -> None:
+    """Older official files, spelled differently, would be read with a warning or to other values than stock reads."""
+    subject = subjects("base", configs="one", where=lambda s: s.model_type == model_type)[0]
+    for name, content in subject.case.official_files.items():
+        folder = scratch()
+        (folder / "config.json").write_text(json.dumps(content))
+        with no_warning():
+            config = subject.our_config.from_pretrained(folder)
+        assert config.model_type == model_type
+        assert plain(config) == plain(subject.stock_config.from_pretrained(folder)), name
+    assert plain(subject.our_config()) == plain(subject.stock_config()), "defaults"
+
+
+def check_config_round_trips(subject: Subject) -> None:
+    """A configuration that changes when copied, pickled or saved twice makes a model that cannot be rebuilt."""
+    cls = subject.our_config
+    config = cls(**subject.fields, harness_extra={"kept": [1, 2]})
+    reference = config.to_dict()
+    assert reference["model_type"] == subject.model_type
+    assert reference["harness_extra"] == {"kept": [1, 2]}
+    assert {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}.items() <= reference.items()
+    for name, other in (
+        ("from_dict", cls.from_dict(reference)),
+        ("keywords", cls(**{k: v for k, v in reference.items() if k != "transformers_version"})),
+        ("deepcopy", copy.deepcopy(config)),
+        ("pickle", pickle.loads(pickle.dumps(config))),
+    ):
+        assert type(other) is cls
+        assert other.to_dict() == reference, name
+    folders = [scratch(), scratch()]
+    config.save_pretrained(folders[0])
+    with no_warning():
+        again = AutoConfig.from_pretrained(folders[0])
+    assert type(again) is cls
+    again.save_pretrained(folders[1])
+    first, second = ((folder / "config.json").read_bytes() for folder in folders)
+    assert first == second
+    assert json.loads(first)["model_type"] == subject.model_type
+
+
+def check_config_refuses(model_type: str, fields: dict, named: str) -> None:
+    """Nonsense that is accepted fails much later, in a tensor operation, with a message about shapes."""
+    try:
+        hf_ext.architectures()[model_type].config_class(**fields)
+    except ValueError as error:
+        assert named in str(error), f"the message does not name {named}: {error}"
+    else:
+        raise AssertionError(f"{fields} were accepted")
+
+
+def check_inexpressible(model_type: str, fields: dict, named: str) -> None:
+    """An official folder that the official class refuses to read is no export."""
+    subject = subjects("base", configs="one", where=lambda s: s.model_type == model_type)[0]
+    config_class, base = subject.our_config, subject.fields
+    try:
+        model = subject.ours(config_class(**{**base, **fields}))
+        hf_ext.export_official(model, scratch() / "export")
+    except ValueError as error:
+        assert named in str(error), f"the message does not name {named}: {error}"
+    else:
+        raise AssertionError(f"{fields} were exported, and the official class does not take them")
+
+
+# --- 2: loading ---------------------------------------------------------------------------------------------------
+
+
+def check_loads_official(subject: Subject) -> None:
+    """A missing key is a random tensor in a model that is believed to be pretrained; an unexpected one is lost."""
+    folder = stock_folder(subject)
+    with no_warning():
+        model, info = subject.ours.from_pretrained(folder, output_loading_info=True)
+    for problem, names in info.items():
+        assert not names, f"{problem}: {names}"
+    assert model.config.model_type == subject.model_type
+    weights = load_file(folder / "model.safetensors")
+    loaded = model.state_dict()
+    for name, value in weights.items():
+        assert torch.equal(loaded[name], value), f"{name} is not what the file says"
+
+
+# --- 3: forward in eval mode --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_forward(subject: Subject, attn: str) -> None:
+    """Any difference means that a checkpoint gives other predictions here than with the stock class."""
+    stock, ours = pair(subject, attn=attn)
+    for padding in PADDINGS:
+        inputs = subject.inputs(ours.config, padding)
+        real = real_positions(inputs)
+        # Encoders leave padding out, so pad positions are zero: real positions are compared.
+        compare_outputs(ours(**inputs), stock(**inputs), padding, real)
+        wanted = {"output_hidden_states": True}
+        expected = stock(**inputs, **wanted)
+        compared = compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, hidden states", real)
+        assert compared > ours.config.num_hidden_layers
+        # With padding computed, everything is compared. Attention weights are those of the padded layout.
+        if attn == "eager":
+            wanted["output_attentions"] = True
+        expected = stock(**inputs, **wanted)
+        compare_outputs(
+            ours(**inputs, **wanted, skip_padding=False), expected, f"{padding}, padding computed, by argument"
+        )
+        ours.config.skip_padding = False
+        compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, padding computed, by configuration")
+        ours.config.skip_padding = True
+        if attn == "eager":
+            compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, attention weights", real)
+
+
+@torch.no_grad()
+def check_embeds(subject: Subject) -> None:
+    """Embeddings passed in (soft prompts, adversarial training) must mean the same as the ids they came from."""
+    model = build(subject.ours, subject)
+    for padding in ("none", "right", "holes"):
+        if subject.case.is_decoder and subject.kind == "row" and padding != "none":
+            continue  # which token is the last real one cannot be told from embeddings; documented
+        inputs = subject.inputs(model.config, padding)
+        expected = model(**inputs)
+        embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+        compare_outputs(model(inputs_embeds=embeddings, **inputs), expected, padding, real_positions(inputs))
+
+
+@torch.no_grad()
+def check_eager_equals_sdpa(subject: Subject) -> None:
+    """A scale or a mask that only one backend honours would make results depend on the installed kernel."""
+    eager, sdpa = build(subject.ours, subject, attn="eager"), build(subject.ours, subject, attn="sdpa")
+    for padding in PADDINGS:
+        for skip_padding in (True, False):
+            inputs = {**subject.inputs(eager.config, padding), "skip_padding": skip_padding}
+            outputs = [dict(model(**inputs)) for model in (sdpa, eager)]
+            if subject.causal and padding == "left":
+                for output in outputs:  # pooled from padding that sees nothing; each backend has its own way there
+                    output.pop("pooler_output", None)
+            compare_outputs(*outputs, f"{padding}, {skip_padding=}", real_positions(inputs))
+
+
+@torch.no_grad()
+def check_attention_switches(subject: Subject) -> None:
+    """A model that stays on its kernel when told to change returns no attention weights, or wastes a GPU."""
+    eager, model = build(subject.ours, subject, attn="eager"), build(subject.ours, subject, attn="sdpa")
+    inputs = subject.inputs(eager.config, "holes")
+    before = model(**inputs)
+    with no_warning():
+        model.set_attn_implementation("eager")
+    assert {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")} == {"eager"}
+    compare_outputs(model(**inputs), eager(**inputs), "switched to eager", tolerance=0.0)
+    assert model(**inputs, output_attentions=True).attentions[0] is not None
+    model.set_attn_implementation("sdpa")
+    compare_outputs(model(**inputs), before, "and back", tolerance=0.0)
+
+
+# --- 4: train mode ------------------------------------------------------------------------------------------------
+
+
+def check_training_step(subject: Subject, attn: str) -> None:
+    """A wrong loss or gradient trains to another model, which no test in eval mode notices."""
+    stock, ours = pair(subject, attn=attn, **no_dropout(subject))
+    for padding in ("none", "right", "left"):
+        inputs = subject.inputs(ours.config, padding)
+        labels = subject.labels(ours.config, inputs)
+        expected, reference = loss_and_gradients(stock, subject, inputs, labels, rename=subject.case.stock_name)
+        for skip_padding in (True, False):
+            ours.config.skip_padding = skip_padding
+            loss, found = loss_and_gradients(ours, subject, inputs, labels)
+            what = f"{padding}, {skip_padding=}"
+            assert_close(loss, expected, f"{what}: loss")
+            compare_gradients(found, reference, what)
+
+
+def check_training_step_with_dropout(subject: Subject, attn: str) -> None:
+    """Dropout at another place, or drawn in another order, would make training curves incomparable."""
+    stock, ours = pair(subject, attn=attn, ours={"skip_padding": False}, **subject.case.dropout)
+    for padding in ("none", "right"):
+        inputs = subject.inputs(ours.config, padding)
+        labels = subject.labels(ours.config, inputs)
+        expected, reference = loss_and_gradients(stock, subject, inputs, labels, seed=3, rename=subject.case.stock_name)
+        other, _ = loss_and_gradients(stock, subject, inputs, labels, seed=4)
+        assert (other - expected).abs() > 1e-4, "dropout does nothing, the comparison would be empty"
+        loss, found = loss_and_gradients(ours, subject, inputs, labels, seed=3)
+        assert_close(loss, expected, f"{padding}: loss")
+        compare_gradients(found, reference, padding)
+
+
+def check_logits_in_training(subject: Subject) -> None:
+    """Logits that are returned unasked cost the memory the package saves; logits refused when asked break users."""
+    model = build(subject.ours, subject, **no_dropout(subject))
+    inputs = subject.inputs(model.config)
+    labels = subject.labels(model.config, inputs)
+    name = "prediction_logits" if subject.kind == "pretraining" else "logits"
+    evaluated = model(**inputs, **labels)
+    model.train()
+    lean, full = model(**inputs, **labels), model(**inputs, **labels, output_logits=True)
+    assert getattr(lean, name) is None
+    assert_close(getattr(full, name), getattr(evaluated, name), "logits asked for by argument")
+    assert_close(getattr(model(**inputs), name), getattr(evaluated, name), "logits without labels")
+    model.config.output_logits = True
+    assert_close(getattr(model(**inputs, **labels), name), getattr(evaluated, name), "logits asked for by config")
+    assert_close(getattr(model.eval()(**inputs, **labels, output_logits=False), name), evaluated[name], "eval")
+    assert torch.equal(lean.loss, full.loss)
+    assert_close(lean.loss, evaluated.loss, "loss")
+
+
+def check_problem_types(subject: Subject) -> None:
+    """Regression and several labels per row go by another loss; the wrong one still goes down."""
+    for problem, num_labels, labels in (
+        ("regression", 1, torch.tensor([0.5, -1.0, 2.0, 0.0])),
+        ("regression", 2, torch.tensor([[0.5, -1.0], [2.0, 0.0], [1.0, 1.0], [0.3, 0.7]])),
+        ("multi_label_classification", 3, torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 0, 0], [1, 1, 1]])),
+        ("single_label_classification", 3, torch.tensor([0, 2, 1, 1])),
+    ):
+        folder = stock_folder(subject)
+        models = []
+        for cls, config_class in ((subject.stock, subject.stock_config), (subject.ours, subject.our_config)):
+            config = config_class.from_pretrained(folder, num_labels=num_labels, **no_dropout(subject))
+            torch.manual_seed(0)
+            model = cls.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
+            randomise(model, seed=2)
+            models.append(model)
+        inputs = subject.inputs(config, "right")
+        for model in models:
+            model.config.problem_type = problem if num_labels == 2 else None  # found out from the labels where it can
+        stock, ours = (loss_and_gradients(model, subject, inputs, {"labels": labels}) for model in models)
+        assert_close(ours[0], stock[0], f"{problem}, {num_labels} labels: loss")
+        compare_gradients(ours[1], stock[1], f"{problem}, {num_labels} labels")
+        assert models[1].config.problem_type == models[0].config.problem_type == problem
+
+
+# --- 5: files -----------------------------------------------------------------------------------------------------
+
+
+def check_files_equal_stock(subject: Subject) -> None:
+    """A file that differs from the stock one is no official checkpoint; what else reads those would not read it."""
+    stock_path = stock_folder(subject)
+    ours = subject.ours.from_pretrained(stock_path)
+    folder = scratch()
+    with no_warning():
+        ours.save_pretrained(folder)
+    assert (folder / "model.safetensors").read_bytes() == (stock_path / "model.safetensors").read_bytes()
+
+    export = scratch() / "export"
+    with no_warning():
+        hf_ext.export_official(ours, export)
+    assert (export / "model.safetensors").read_bytes() == (stock_path / "model.safetensors").read_bytes()
+    with no_warning():
+        stock, info = subject.stock.from_pretrained(export, output_loading_info=True)
+    assert not any(info.values()), info
+    original = subject.stock_config.from_pretrained(stock_path)
+    written, original = stock.config.to_dict(), original.to_dict()
+    for config in (written, original):
+        config.pop("_name_or_path", None)  # which folder it was read from
+    assert written == original
+    assert set(json.loads((export / "config.json").read_text())) >= {"model_type", "architectures"}
+    inputs = subject.inputs(ours.config, "right")
+    with torch.no_grad():
+        actual = ours(**inputs, skip_padding=False)
+        compare_outputs(actual, stock.eval()(**inputs), "exported", tolerance=TOLERANCE)
+
+
+# --- 6: generation ------------------------------------------------------------------------------------------------
+
+
+def generation_pair(subject: Subject, **kwargs: object):
+    """Both models, ready to generate without stopping early."""
+    models = pair(subject, **kwargs)
+    for model in models:
+        model.generation_config.pad_token_id = model.config.pad_token_id
+        model.generation_config.eos_token_id = None  # every row runs to the end, so that more steps are compared
+        model.generation_config.bos_token_id = 1
+    return models
+
+
+def prompts(subject: Subject, config: object, lengths: tuple[int, ...] = (2, 5, 9)) -> tuple[list[Tensor], dict]:
+    """Prompts alone, (1, T) each, and as a left-padded batch."""
+    pad = config.pad_token_id
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randint(pad + 1, config.vocab_size, (1, n), generator=generator) for n in lengths]
+    longest = max(lengths)
+    ids = torch.cat([nn.functional.pad(row, (longest - row.shape[1], 0), value=pad) for row in rows])
+    mask = torch.cat([nn.functional.pad(torch.ones_like(r), (longest - r.shape[1], 0)) for r in rows])
+    extra = {}
+    if getattr(config, "add_cross_attention", False):
+        extra["encoder_hidden_states"] = torch.randn(len(rows), 5, config.hidden_size, generator=generator)
+    return rows, {"input_ids": ids, "attention_mask": mask, **extra}
+
+
+MODES = {
+    "greedy": {},
+    "beam": {"num_beams": 4, "num_return_sequences": 4},
+    "sampled": {"do_sample": True, "top_k": 20, "temperature": 1.3},
+    "beam-sampled": {"do_sample": True, "num_beams": 3},
+    "static": {"cache_implementation": "static"},
+    "contrast": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+}
+
+
+def check_generation_equals_stock(subject: Subject, attn: str) -> None:
+    """Other tokens than the stock class gives, although the logits of one forward pass are equal."""
+    stock, ours = generation_pair(subject, attn=attn)
+    _, batch = prompts(subject, ours.config)
+    for mode, options in MODES.items():
+        if "encoder_hidden_states" in batch:
+            if mode == "static":
+                continue
+            stock.generation_config.use_cache = False  # the stock class fails with a cache and cross-attention here
+        results = []
+        for model in (stock, ours):
+            torch.manual_seed(7)
+            results.append(
+                model.generate(**batch, max_new_tokens=14, return_dict_in_generate=True, output_logits=True, **options)
+            )
+        assert torch.equal(results[1].sequences, results[0].sequences), mode
+        assert results[1].sequences.shape[1] == batch["input_ids"].shape[1] + 14
+        for step, (mine, reference) in enumerate(zip(results[1].logits, results[0].logits, strict=True)):
+            assert_close(mine, reference, f"{mode}, logits of step {step}")
+
+
+def check_cache(subject: Subject, attn: str) -> None:
+    """A cache that is off by one position, or is not reordered with the beams, gives fluent but other text."""
+    _, ours = generation_pair(subject, attn=attn)
+    _, batch = prompts(subject, ours.config)
+    for mode in ("greedy", "beam", "sampled"):
+        results = []
+        for use_cache in (True, False):
+            torch.manual_seed(7)
+            results.append(
+                ours.generate(
+                    **batch,
+                    max_new_tokens=14,
+                    use_cache=use_cache,
+                    return_dict_in_generate=True,
+                    output_logits=True,
+                    **MODES[mode],
+                )
+            )
+        assert torch.equal(results[0].sequences, results[1].sequences), mode
+        for step, (cached, plain_) in enumerate(zip(results[0].logits, results[1].logits, strict=True)):
+            assert_close(cached, plain_, f"{mode}, logits of step {step}")
+    # Step by step, in pieces of several tokens too.
+    inputs = subject.inputs(ours.config, "none", tokens=12)
+    encoder = {k: v for k, v in inputs.items() if k.startswith("encoder")}
+    ids = inputs["input_ids"]
+    segments = inputs.get("token_type_ids")
+    with torch.no_grad():
+        expected = ours(**inputs).logits
+        cache, pieces = None, []
+        for piece in ((0, 5), (5, 6), (6, 10), (10, 12)):
+            window = slice(*piece)
+            output = ours(
+                input_ids=ids[:, window],
+                **({"token_type_ids": segments[:, window]} if segments is not None else {}),
+                past_key_values=cache,
+                use_cache=True,
+                **encoder,
+            )
+            cache = output.past_key_values
+            pieces.append(output.logits)
+    assert_close(torch.cat(pieces, 1), expected, "in pieces")
+
+
+def check_left_padding(subject: Subject, attn: str) -> None:
+    """Positions shared over a batch make every shorter prompt go on differently than it does alone."""
+    _, ours = generation_pair(subject, attn=attn)
+    rows, batch = prompts(subject, ours.config)
+    encoder = batch.get("encoder_hidden_states")
+    for use_cache in (True, False):
+        together = ours.generate(**batch, max_new_tokens=20, use_cache=use_cache)[:, batch["input_ids"].shape[1] :]
+        for i, row in enumerate(rows):
+            extra = {} if encoder is None else {"encoder_hidden_states": encoder[i : i + 1]}
+            alone = ours.generate(
+                input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=20, use_cache=use_cache, **extra
+            )
+            assert torch.equal(together[i], alone[0, row.shape[1] :]), f"prompt of {row.shape[1]}, {use_cache=}"
+
+
+def check_assisted(subject: Subject) -> None:
+    """Assisted generation crops the cache; a model whose state does not follow gives other tokens."""
+    stock, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config)
+    helpers = []
+    for model in (stock, ours):
+        helper = copy.deepcopy(model)
+        with torch.no_grad():  # near enough that some proposals are accepted and some refused
+            generator = torch.Generator().manual_seed(11)
+            for parameter in helper.parameters():
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+        helpers.append(helper)
+    ids = rows[-1]
+    common = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 16}
+    plain_ = ours.generate(**common)
+    ours_assisted = ours.generate(**common, assistant_model=helpers[1])
+    assert torch.equal(ours_assisted, plain_)
+    assert torch.equal(ours_assisted, stock.generate(**common, assistant_model=helpers[0]))
+
+
+@torch.no_grad()
+def check_logits_to_keep(subject: Subject) -> None:
+    """Trainers that need only the last logits would get those of other positions."""
+    model = build(subject.ours, subject, **no_dropout(subject))
+    inputs = subject.inputs(model.config, "right")
+    full = model(**inputs).logits
+    for train in (False, True):
+        model.train(train)
+        assert torch.equal(model(**inputs, logits_to_keep=0).logits, full)
+        assert_close(model(**inputs, logits_to_keep=3).logits, full[:, -3:], "the last three", 1e-6)
+        chosen = torch.tensor([0, 4, 5])
+        assert_close(model(**inputs, logits_to_keep=chosen).logits, full[:, chosen], "by index", 1e-6)
+
+
+# --- 7: packed sequences, padding-free encoders -------------------------------------------------------------------
+
+
+def check_packed(subject: Subject, attn: str) -> None:
+    """Sequences in one row that see each other train on text that does not exist."""
+    model = build(subject.ours, subject, attn=attn, **no_dropout(subject))
+    generator = torch.Generator().manual_seed(3)
+    lengths = (3, 6, 1, 5, 5)
+    vocab = model.config.vocab_size
+    rows = [torch.randint(4, vocab, (n,), generator=generator) for n in lengths]
+    features = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in rows]
+
+    labelled = sum(n - 1 for n in lengths)
+    if subject.kind == "causal":
+        model.eval()
+        with torch.no_grad():
+            separate = torch.cat([model(input_ids=row[None]).logits[0] for row in rows])
+        model.train().zero_grad()
+        total = sum(model(input_ids=row[None], labels=row[None]).loss * (len(row) - 1) for row in rows if len(row) > 1)
+        expected = total / labelled
+        expected.backward()
+        reference = gradients(model)
+    else:
+        model.eval()
+        with torch.no_grad():
+            separate = torch.cat([model(input_ids=row[None])[0][0] for row in rows])
+
+    for with_boundaries in (False, True):
+        batch = DataCollatorWithFlattening(return_flash_attn_kwargs=with_boundaries)(features)
+        what = "boundaries given" if with_boundaries else "positions restart"
+        labels = batch.pop("labels")
+        model.eval()
+        with torch.no_grad():
+            packed = model(**batch)
+        assert_close(packed[0][0] if subject.kind != "causal" else packed.logits[0], separate, what)
+        if subject.kind != "causal":
+            continue
+        model.train().zero_grad()
+        loss = model(**batch, labels=labels).loss
+        loss.backward()
+        assert_close(loss, expected, f"{what}: loss")
+        compare_gradients(gradients(model), reference, what)
+
+    # Two rows, each with sequences of its own.
+    ids = torch.cat(rows)[None].view(2, -1) if sum(lengths) % 2 == 0 else None
+    assert ids is not None
+    positions = torch.cat([torch.arange(n) for n in lengths]).view(2, -1)  # 3 6 1 | 5 5
+    model.eval()
+    with torch.no_grad():
+        both = model(input_ids=ids, position_ids=positions)
+    both = both.logits if subject.kind == "causal" else both[0]
+    assert_close(both.flatten(0, 1), separate, "two packed rows")
+
+
+def length_patterns() -> dict[str, Tensor]:
+    """(B, T) masks that a packing could get wrong."""
+    generator = torch.Generator().manual_seed(2)
+    holes = (torch.rand(4, 9, generator=generator) < 0.6).long()
+    holes[:, 0] = 1
+    empty = torch.ones(4, 9, dtype=torch.long)
+    empty[2] = 0
+    empty[0, 3:] = 0
+    single = torch.tensor([[1, 1, 1, 0, 0, 0]])
+    ones = torch.zeros(3, 5, dtype=torch.long)
+    ones[:, 0] = 1
+    far = torch.zeros(3, 40, dtype=torch.long)
+    for row, length in enumerate((40, 36, 2)):
+        far[row, :length] = 1
+    return {
+        "right": padding_like("right"),
+        "left": padding_like("left"),
+        "holes": holes,
+        "an empty row": empty,
+        "one row": single,
+        "one token each": ones,
+        "one token in one row": torch.tensor([[1, 0, 0]]),
+        "unequal lengths": far,
+        "holes at the start": torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]]),
+        "boolean": padding_like("right").bool(),
+    }
+
+
+def padding_like(pattern: str) -> Tensor:
+    """(4, 9) mask."""
+    return padding_mask(pattern, 4, 9)
+
+
+def check_padding_free(subject: Subject, attn: str) -> None:
+    """Leaving padding out is only allowed to save time: same numbers at real tokens, same loss, same gradients."""
+    model = build(subject.ours, subject, attn=attn, **no_dropout(subject))
+    if subject.kind == "choice":
+        patterns = {name: mask for name, mask in length_patterns().items() if mask.shape[0] in (1, 3)}
+    else:
+        patterns = length_patterns()
+    for name, mask in patterns.items():
+        batch, tokens = mask.shape
+        inputs = subject.inputs(model.config, "none", batch=batch if subject.kind != "choice" else 1, tokens=tokens)
+        if subject.kind == "choice":
+            inputs = {k: v[:, :batch] for k, v in inputs.items()}
+            mask = mask[None]
+        pad = model.config.pad_token_id
+        inputs["attention_mask"] = mask
+        inputs["input_ids"] = inputs["input_ids"].masked_fill(mask == 0, pad)
+        labels = subject.labels(model.config, inputs)
+        real = real_positions(inputs)
+        outputs, steps = [], []
+        for skip_padding in (True, False):
+            model.config.skip_padding = skip_padding
+            model.eval()
+            with torch.no_grad():
+                outputs.append(model(**inputs, output_hidden_states=True))
+            steps.append(loss_and_gradients(model, subject, inputs, labels))
+        compare_outputs(outputs[0], outputs[1], name, real)
+        hidden = outputs[0].hidden_states[-1]
+        assert hidden[real].abs().sum() > 0 or not real.any()
+        assert_close(steps[0][0], steps[1][0], f"{name}: loss")
+        compare_gradients(steps[0][1], steps[1][1], name)
+
+
+def check_padding_is_skipped(subject: Subject) -> None:
+    """The promise that padding costs nothing would be void: the blocks must see real tokens only."""
+    model = build(subject.ours, subject)
+    inputs = subject.inputs(model.config, "right")
+    seen = []
+    block = model.base_model.blocks()[0]
+    handle = block.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    with torch.no_grad():
+        model(**inputs)
+        model(**inputs, skip_padding=False)
+        model(**{k: v for k, v in inputs.items() if k != "attention_mask"})
+    handle.remove()
+    mask = inputs["attention_mask"].flatten(0, -2)
+    rows, tokens = mask.shape
+    width = model.config.hidden_size
+    assert seen == [(1, int(mask.sum()), width), (rows, tokens, width), (rows, tokens, width)]
+
+
+# --- 8: gradient checkpointing ------------------------------------------------------------------------------------
+
+
+def check_gradient_checkpointing(subject: Subject) -> None:
+    """Recomputing a block with other dropout, another mask or a filled cache gives wrong gradients in silence."""
+    model = build(subject.ours, subject, **subject.case.dropout)
+    for padding in ("none", "right"):
+        inputs = subject.inputs(model.config, padding)
+        labels = subject.labels(model.config, inputs)
+        model.activation_checkpointing_disable()
+        expected, reference = loss_and_gradients(model, subject, inputs, labels)
+        for use_reentrant in (False, True):
+            model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+            calls = count_block_calls(model)
+            loss, found = loss_and_gradients(model, subject, inputs, labels)
+            what = f"{padding}, {use_reentrant=}"
+            assert calls() == 2 * model.config.num_hidden_layers, f"{what}: blocks are not recomputed"
+            assert_close(loss, expected, what, 1e-6)
+            compare_gradients(found, reference, what, 1e-6)
+
+
+def count_block_calls(model: nn.Module) -> Callable[[], int]:
+    """Counts how often the blocks compute until the returned function is called."""
+    count = 0
+
+    def counted(module: nn.Module, args: tuple) -> None:
+        nonlocal count
+        count += 1
+
+    # A hook on the block itself stays outside the checkpoint; one on its first child is inside.
+    handles = [next(block.children()).register_forward_pre_hook(counted) for block in model.base_model.blocks()]
+
+    def stop() -> int:
+        for handle in handles:
+            handle.remove()
+        return count
+
+    return stop
+
+
+def check_cache_in_training(subject: Subject) -> None:
+    """With checkpointing a block runs twice: an explicit cache would be filled twice, with wrong lengths."""
+    model = build(subject.ours, subject, **no_dropout(subject))
+    inputs = subject.inputs(model.config)
+    labels = subject.labels(model.config, inputs)
+    expected, reference = loss_and_gradients(model, subject, inputs, labels)
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        given = {**inputs, "past_key_values": DynamicCache(config=model.config)}
+        loss, found = loss_and_gradients(model, subject, given, labels)
+        assert_close(loss, expected, f"{checkpointing=}")
+        compare_gradients(found, reference, f"{checkpointing=}")
+
+
+# --- 9: Trainer ---------------------------------------------------------------------------------------------------
+
+
+def trainer(
+    model: nn.Module, rows: list[dict], *, batch: int = 8, accumulate: int = 1, collator: object = None, **arguments
+) -> Trainer:
+    """A quiet Trainer: plain SGD of rate 1 without clipping, so that weights show the gradient itself."""
+    defaults = {
+        "output_dir": str(scratch()),
+        "per_device_train_batch_size": batch,
+        "per_device_eval_batch_size": batch,
+        "gradient_accumulation_steps": accumulate,
+        "max_steps": 1,
+        "learning_rate": 1.0,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 0,
+    }
+    trained = Trainer(
+        model=model,
+        args=TrainingArguments(**{**defaults, **arguments}),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=collator or default_data_collator,
+    )
+    trained.remove_callback(PrinterCallback)
+    return trained
+
+
+def training_rows(subject: Subject, config: object, count: int = 8) -> list[dict]:
+    """`count` padded rows with labels; rows have very unequal numbers of labels."""
+    # The same row lengths recur every four rows; the labels are thinned out below.
+    inputs = subject.inputs(config, "right", batch=count)
+    labels = subject.labels(config, inputs)
+    if "labels" in labels and labels["labels"].dim() == 2:
+        for row in range(count):
+            labels["labels"][row, 1 + row :] = IGNORED
+    return [{name: value[row] for name, value in {**inputs, **labels}.items()} for row in range(count)]
+
+
+def collator_for(subject: Subject, rows_per_step: int) -> Callable[[list[dict]], dict] | None:
+    """Pre-training heads are told how many rows the whole step has, for the loss that counts rows."""
+    if subject.kind != "pretraining":
+        return None
+    return lambda rows: {**default_data_collator(rows), "num_sequences_in_batch": rows_per_step}
+
+
+def check_accumulation(subject: Subject) -> None:
+    """Gradient accumulation must not change the step: with a loss averaged per micro-batch, rows with few labels
+    count for more, and a loss that ignores the number of labels of the step is several times too large."""
+    reference = None
+    for batch, accumulate in ((8, 1), (2, 4), (1, 8)):
+        model = build(subject.ours, subject, **no_dropout(subject))
+        rows = training_rows(subject, model.config)
+        start = state(model)
+        trainer(model, rows, batch=batch, accumulate=accumulate, collator=collator_for(subject, 8)).train()
+        after = state(model)
+        if reference is None:
+            reference = after
+            model = build(subject.ours, subject, **no_dropout(subject))
+            _, expected = loss_and_gradients(model, subject, *split_batch(subject, rows))
+            for name, gradient in expected.items():
+                assert_close(start[name] - after[name], gradient, f"step of {name}")
+        else:
+            for name, value in reference.items():
+                assert_close(after[name], value, f"{batch} rows, {accumulate} micro-batches: {name}")
+
+
+def split_batch(subject: Subject, rows: list[dict]) -> tuple[dict, dict]:
+    """Rows -> inputs and labels of one batch."""
+    batch = default_data_collator(rows)
+    names = [n for n in batch if n in ("labels", "next_sentence_label", "start_positions", "end_positions")]
+    return {n: v for n, v in batch.items() if n not in names}, {n: batch[n] for n in names}
+
+
+def check_resume(subject: Subject) -> None:
+    """A run that was interrupted and resumed must end at the same weights as one that was not."""
+    folder = str(scratch())
+    arguments = {
+        "output_dir": folder,
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "linear",
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "max_grad_norm": 1.0,
+    }
+
+    def run(resume: bool) -> dict[str, Tensor]:
+        model = build(subject.ours, subject, **subject.case.dropout)
+        rows = training_rows(subject, model.config, 12)
+        runner = trainer(model, rows, batch=4, **arguments)
+        runner.train(resume_from_checkpoint=f"{folder}/checkpoint-3" if resume else None)
+        return state(model)
+
+    straight, resumed = run(False), run(True)
+    assert_identical(resumed, straight, "resumed")
+    start = state(build(subject.ours, subject))
+    assert any(not torch.equal(start[n], straight[n]) for n in start)
+    # The checkpoint is what from_pretrained reads, and the best model is found again.
+    with no_warning():
+        model = subject.ours.from_pretrained(f"{folder}/checkpoint-6")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, straight[name]), name
+
+
+def check_evaluate(subject: Subject) -> None:
+    """Without labels in the signature, the Trainer finds no eval loss and best-model selection fails."""
+    assert find_labels(subject.ours) == find_labels(subject.stock)
+    stock, bare = pair(subject, **no_dropout(subject))
+    rows = training_rows(subject, bare.config)
+    wrapped = get_peft_model(
+        build(subject.ours, subject, **no_dropout(subject)), LoraConfig(r=2, target_modules="all-linear")
+    )
+    expected = trainer(stock, rows, batch=8).predict(rows)
+    # Not the loss that Trainer reports for the stock class: it divides BertLMHeadModel's by unshifted labels.
+    inputs, labels = split_batch(subject, rows)
+    with torch.no_grad():
+        loss = stock(**inputs, **labels).loss.item()
+    for name, model in (("bare", bare), ("LoRA", wrapped)):
+        runner = trainer(model, rows, batch=8)
+        metrics = runner.evaluate()
+        assert abs(metrics["eval_loss"] - loss) < TOLERANCE, name
+        predicted = runner.predict(rows)
+        compared = [predicted.predictions, expected.predictions]
+        compared = [x if isinstance(x, tuple) else (x,) for x in compared]
+        assert len(compared[0]) == len(compared[1]), name
+        real = torch.stack([row["attention_mask"] for row in rows]).flatten(0, -2).bool()
+        for mine, reference in zip(*(map(torch.as_tensor, x) for x in compared), strict=True):
+            if mine.shape[:2] == real.shape:
+                mine, reference = mine[real], reference[real]
+            assert_close(mine, reference, f"{name}: predictions")
+
+
+# --- 10: buffers, ties, resizing ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def dirty_memory() -> Iterator[None]:
+    """Fresh memory holds NaN, or absurd integers, as it may in a process that has run for a while."""
+    junk = [torch.full((1 << 20,), float("nan")) for _ in range(4)]
+    del junk
+    originals = {name: getattr(torch, name) for name in ("empty", "empty_like", "empty_strided")}
+
+    def dirty(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def make(*args: object, **kwargs: object) -> Tensor:
+            tensor = original(*args, **kwargs)
+            if tensor.device.type != "meta":
+                with torch.no_grad():
+                    if tensor.is_floating_point():
+                        tensor.fill_(float("nan"))
+                    elif tensor.dtype in (torch.int32, torch.int64):
+                        tensor.fill_(1 << 30)
+            return tensor
+
+        return make
+
+    for name, original in originals.items():
+        setattr(torch, name, dirty(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
+
+
+def check_reload(subject: Subject) -> None:
+    """What no file holds must be computed when loading: otherwise buffers are whatever was in memory before."""
+    torch.manual_seed(0)
+    built = subject.ours(subject.our_config(**subject.fields))
+    with torch.no_grad():
+        for i, parameter in enumerate(built.parameters()):
+            parameter.fill_(0.1 * (i + 1))  # a value that no initialisation gives
+    folder = scratch()
+    built.save_pretrained(folder)
+    with dirty_memory(), no_warning():
+        loaded, info = subject.ours.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    assert_identical(state(loaded), state(built), "reloaded")
+
+    with torch.device("meta"):
+        late = subject.ours(subject.our_config(**subject.fields))
+    with dirty_memory():
+        late = late.to_empty(device="cpu")
+    late.initialize_weights()
+    late.tie_weights()
+    expected = dict(built.named_buffers())
+    assert_identical(dict(late.named_buffers()), expected, "buffers of a model built on the meta device")
+    for name, parameter in late.named_parameters():
+        assert parameter.isfinite().all(), f"{name} was not initialised"
+    missing = "a missing tensor is initialised, the rest is kept"
+    weights = load_file(folder / "model.safetensors")
+    dropped = sorted(weights)[len(weights) // 2]
+    if len(weights) > 1:
+        kept = {n: t for n, t in weights.items() if n != dropped}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        with dirty_memory():
+            partial, info = subject.ours.from_pretrained(folder, output_loading_info=True)
+        assert info["missing_keys"] == {dropped}, missing
+        assert_identical({n: partial.state_dict()[n] for n in kept}, kept, missing)
+        assert partial.state_dict()[dropped].isfinite().all(), missing
+
+
+def check_base_into_head(subject: Subject) -> None:
+    """A head over a pretrained base model must keep the base model; only the head itself is new."""
+    base = subjects("base", configs="one", where=lambda s: s.model_type == subject.model_type)[0]
+    fields = {k: v for k, v in subject.fields.items() if base.fields.get(k, None) != v}
+    folder = scratch()
+    torch.manual_seed(0)
+    model = base.ours(base.our_config(**{**base.fields, **fields}))
+    randomise(model, seed=4)
+    model.save_pretrained(folder)
+    config = subject.our_config(**subject.fields)
+    with dirty_memory():
+        head, info = subject.ours.from_pretrained(folder, config=config, output_loading_info=True)
+    stock_config = subject.stock_config(**subject.fields)
+    export = scratch() / "export"
+    hf_ext.export_official(model, export)
+    _, reference = subject.stock.from_pretrained(export, config=stock_config, output_loading_info=True)
+    assert info["missing_keys"] == reference["missing_keys"]
+    assert info["unexpected_keys"] == reference["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    prefix = subject.ours.base_model_prefix
+    loaded = head.state_dict()
+    compared = 0
+    for name, value in load_file(folder / "model.safetensors").items():
+        full = name if subject.kind == "base" else f"{prefix}.{name}"
+        if full in loaded:
+            assert torch.equal(loaded[full], value), f"{full} changed"
+            compared += 1
+    assert compared >= len(loaded) / 2
+    for name, parameter in head.named_parameters():
+        assert parameter.isfinite().all(), f"{name} was not initialised"
+
+
+def check_ties(subject: Subject) -> None:
+    """A tie that is silently missing doubles the parameters and trains the two halves apart."""
+    for tie in (True, False):
+        fields = {**subject.fields, "tie_word_embeddings": tie}
+        model = subject.ours(subject.our_config(**fields))
+        stock = subject.stock(subject.stock_config(**fields))
+        folder, stock_path = scratch(), scratch()
+        model.save_pretrained(folder)
+        stock.save_pretrained(stock_path)
+        names = set(load_file(folder / "model.safetensors"))
+        assert names == set(load_file(stock_path / "model.safetensors")), f"{tie=}"
+        with no_warning():
+            loaded, info = subject.ours.from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()), f"{tie=}: {info}"
+        for candidate in (model, loaded):
+            for target, source in (candidate._tied_weights_keys or {}).items():
+                one, other = candidate.get_parameter(target), candidate.get_parameter(source)
+                assert (one is other) == tie, f"{target} and {source}, {tie=}"
+                assert (target in names and source in names) == (not tie), f"copies in the file, {tie=}"
+
+
+def check_resize(subject: Subject) -> None:
+    """After new tokens are added or removed, embedding, head, bias, configuration and ties must agree."""
+    for tie in (True, False):
+        fields = {**subject.fields, "tie_word_embeddings": tie, **no_dropout(subject)}
+        model = subject.ours(subject.our_config(**fields)).eval()
+        randomise(model, seed=6)
+        model.tie_weights()
+        vocab = model.config.vocab_size
+        inputs = subject.inputs(model.config, "right")
+        inputs["input_ids"] = inputs["input_ids"].clamp(max=vocab - 10)
+        with torch.no_grad():
+            before = model(**inputs)
+        table = model.get_input_embeddings().weight.detach().clone()
+        sizes = []
+        for step, (tokens, multiple) in enumerate(((vocab + 3, None), (vocab - 3, None), (vocab - 2, 8))):
+            model.resize_token_embeddings(tokens, pad_to_multiple_of=multiple, mean_resizing=step == 0)
+            size = tokens if multiple is None else -(-tokens // multiple) * multiple
+            sizes.append(size)
+            what = f"{vocab} -> {size}, {tie=}"
+            assert model.config.vocab_size == size, what
+            weight = model.get_input_embeddings().weight
+            assert weight.shape[0] == size, what
+            kept = min([vocab, *sizes])
+            assert torch.equal(weight[:kept], table[:kept]), what
+            output = model.get_output_embeddings()
+            if output is not None:
+                assert output.weight.shape[0] == output.out_features == size, what
+                assert output.bias is None or output.bias.shape[0] == size, what
+                for target, source in model._tied_weights_keys.items():
+                    if not tie and target.endswith("bias"):
+                        continue  # the stock class joins them here, and so do we
+                    assert (model.get_parameter(target) is model.get_parameter(source)) == tie, f"{what}: {target}"
+            with torch.no_grad():
+                after = model(**inputs)
+            for name, value in tensors_of(before).items():
+                reached = tensors_of(after)[name]
+                if value.shape[-1] == vocab:
+                    assert reached.shape[-1] == size, what
+                    reached, value = reached[..., :kept], value[..., :kept]
+                assert_close(reached, value, f"{what}: {name}")
+            labels = subject.labels(model.config, inputs)
+            _, found = loss_and_gradients(model, subject, inputs, labels)
+            assert all(g.isfinite().all() for g in found.values()), what
+            model.eval()
+        folder = scratch()
+        model.save_pretrained(folder)
+        with no_warning():
+            again, info = subject.ours.from_pretrained(folder, output_loading_info=True)
+        assert not any(info.values()), info
+        assert_identical(state(again), state(model), "saved after resizing")
+        export = scratch() / "export"
+        hf_ext.export_official(model, export)
+        with no_warning(), torch.no_grad():
+            stock = subject.stock.from_pretrained(export).eval()
+            compare_outputs(model(**inputs, skip_padding=False), stock(**inputs), "exported after resizing")
+
+
+def check_keys_are_stable(subject: Subject) -> None:
+    """Names that change with every save end in a checkpoint that nothing loads."""
+    auto = next(a for a, name in subject.architecture.heads.items() if name == subject.class_name)
+    config = subject.our_config(**subject.fields)
+    model = getattr(transformers, auto).from_config(config)
+    assert type(model) is subject.ours
+    sets = []
+    for _ in range(2):
+        folder = scratch()
+        model.save_pretrained(folder)
+        sets.append(set(load_file(folder / "model.safetensors")))
+        model = getattr(transformers, auto).from_pretrained(folder)
+        assert type(model) is subject.ours
+    assert sets[0] == sets[1]
+    assert sets[0] == set(load_file(stock_folder(subject) / "model.safetensors"))
+
+
+def check_legacy_keys(subject: Subject) -> None:
+    """Old official files name some tensors differently, or hold buffers; they are still on the Hub."""
+    source = stock_folder(subject)
+    folder = scratch()
+    weights = load_file(source / "model.safetensors")
+    old = subject.case.legacy_keys(weights)
+    assert old.keys() != weights.keys()
+    save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text((source / "config.json").read_text())
+    with no_warning():
+        model, info = subject.ours.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    assert_identical(state(model), state(subject.ours.from_pretrained(source)), "old names")
+
+
+# --- 11: initial values -------------------------------------------------------------------------------------------
+
+
+def check_initial_values(subject: Subject) -> None:
+    """Training from scratch starts from the distribution that the architecture was tuned for."""
+    fields = {**subject.fields, **subject.case.wide, "initializer_range": 0.05}
+    models = []
+    for seed, (cls, config_class) in enumerate(
+        ((subject.stock, subject.stock_config), (subject.ours, subject.our_config))
+    ):
+        torch.manual_seed(seed)
+        overrides = {"num_labels": 2} if subject.kind == "span" else {}
+        models.append(cls(config_class(**{**fields, **overrides})))
+    reference = {subject.case.stock_name(n): p for n, p in models[0].named_parameters()}
+    found = dict(models[1].named_parameters())
+    assert found.keys() == reference.keys()
+    for name, expected in reference.items():
+        value, expected = found[name].detach().double(), expected.detach().double()
+        assert value.shape == expected.shape, name
+        assert torch.equal(value == 0, expected == 0), f"{name}: zeros are elsewhere"
+        count, spread = expected.numel(), expected.std().item() if expected.numel() > 1 else 0.0
+        if spread == 0.0 or count == 1:
+            assert torch.equal(value, expected), f"{name} is not constant {expected.flatten()[0]}"
+            continue
+        # Six standard errors of a difference of two samples; the seeds are fixed, so this does not flicker.
+        assert abs(value.mean() - expected.mean()) < 6 * spread * math.sqrt(2 / count), f"{name}: mean"
+        assert abs(value.std() / spread - 1) < 6 / math.sqrt(count), f"{name}: {value.std()} instead of {spread}"
+
+
+# --- 12: adapters -------------------------------------------------------------------------------------------------
+
+PEFT_WARNINGS = ("is_gradient_checkpointing",)  # PEFT asks under the old name
+TASKS = {"causal": "CAUSAL_LM", "row": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
+
+
+def adapter(subject: Subject, **options: object) -> LoraConfig:
+    """LoRA with the default targets; its second matrix starts at random values, so that it does something."""
+    return LoraConfig(r=4, lora_alpha=8, task_type=TASKS.get(subject.kind), init_lora_weights=False, **options)
+
+
+@torch.no_grad()
+def settle(model: nn.Module) -> None:
+    """Random values in all trainable parameters."""
+    generator = torch.Generator().manual_seed(8)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+
+def check_lora(subject: Subject) -> None:
+    """Adapters are found by module names and saved under them: a name of our own would cut us off from all others."""
+    stock, ours = pair(subject, **no_dropout(subject))
+    inputs = subject.inputs(ours.config, "right")
+    if subject.kind == "span":
+        inputs.pop("token_type_ids", None)  # PEFT's own wrapper for question answering does not pass them on
+    labels = subject.labels(ours.config, inputs)
+    with torch.no_grad():
+        untouched = ours(**inputs)
+    with no_warning(PEFT_WARNINGS):
+        tuned, official = get_peft_model(ours, adapter(subject)), get_peft_model(stock, adapter(subject))
+    names = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (tuned, official)]
+    assert names[0] == names[1]
+    assert any("lora_A" in n for n in names[0])
+
+    before = state(tuned)
+    optimizer = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.05)
+    loss, found = loss_and_gradients(tuned, subject, inputs, labels)
+    optimizer.step()
+    assert found.keys() == names[0], "adapter parameters without a gradient"
+    changed = {n for n, value in state(tuned).items() if not torch.equal(value, before[n])}
+    # A gradient near zero (a bias that softmax does not see) may vanish when it is added.
+    assert {n for n, g in found.items() if g.abs().max() > 1e-5} <= changed <= found.keys()
+    assert len(changed) > len(found) / 2
+    assert loss_of(tuned, subject, inputs, labels) < loss, "one step does not lower the loss"
+    tuned.eval()
+    settle(tuned)
+    settle(official)
+    official.eval()
+    with torch.no_grad():
+        expected, reference = tuned(**inputs), official(**inputs)
+    real = real_positions(inputs)
+    compare_outputs(expected, reference, "with the same adapter", real)
+    first = next(iter(tensors_of(expected)))
+    assert (expected[first] - untouched[first]).abs().max() > 1e-3, "the adapter does nothing"
+
+    folders = [scratch(), scratch()]
+    tuned.save_pretrained(folders[0])
+    official.save_pretrained(folders[1])
+    assert set(load_file(folders[0] / "adapter_model.safetensors")) == set(
+        load_file(folders[1] / "adapter_model.safetensors")
+    )
+    for cls, folder, name in (
+        (subject.ours, folders[0], "ours reloaded"),
+        (subject.ours, folders[1], "the stock adapter in ours"),
+        (subject.stock, folders[0], "our adapter in the stock class"),
+    ):
+        with no_warning(PEFT_WARNINGS), torch.no_grad():
+            loaded = PeftModel.from_pretrained(build(cls, subject, **no_dropout(subject)), folder).eval()
+            compare_outputs(loaded(**inputs), expected, name, real)
+    with torch.no_grad():
+        merged = tuned.merge_and_unload().eval()
+        assert type(merged) is subject.ours
+        compare_outputs(merged(**inputs), expected, "merged", real)
+        export = scratch() / "export"
+        hf_ext.export_official(merged, export)
+        compare_outputs(subject.stock.from_pretrained(export).eval()(**inputs), expected, "merged and exported", real)
+
+
+def check_lora_with_checkpointing(subject: Subject) -> None:
+    """With frozen embeddings nothing that enters the first block needs a gradient; adapters must still get theirs."""
+    results = []
+    for checkpointing in (None, False, True):
+        model = get_peft_model(build(subject.ours, subject, **no_dropout(subject)), adapter(subject))
+        settle(model)
+        if checkpointing is not None:
+            model.base_model.model.activation_checkpointing_enable({"use_reentrant": checkpointing})
+        inputs = subject.inputs(model.config, "right")
+        results.append(loss_and_gradients(model, subject, inputs, subject.labels(model.config, inputs)))
+    for name, (loss, found) in zip(("not reentrant", "reentrant"), results[1:], strict=True):
+        assert_close(loss, results[0][0], name)
+        compare_gradients(found, results[0][1], name)
+
+
+# --- 13: quantisation ---------------------------------------------------------------------------------------------
+
+
+HEADS_OF_THEIR_OWN = ("row", "token", "span", "choice")  # a new head over a pretrained base model
+
+
+def check_quantised(subject: Subject, bits: int) -> None:
+    """Quantising the head or a tied matrix costs quality; quantising less than the stock class costs memory."""
+    import bitsandbytes
+
+    fields = {**subject.fields, **subject.case.wide, **no_dropout(subject)}
+    if subject.kind == "span":
+        fields["num_labels"] = 2
+    torch.manual_seed(0)
+    source = subject.stock(subject.stock_config(**fields))
+    randomise(source)
+    folder = scratch()
+    source.save_pretrained(folder)
+    options = BitsAndBytesConfig(
+        load_in_4bit=bits == 4, load_in_8bit=bits == 8, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    kinds = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
+    models = []
+    for cls in (subject.stock, subject.ours):
+        with no_warning(allow=("MatMul8bitLt",)):
+            models.append(cls.from_pretrained(folder, quantization_config=options, dtype=torch.float32).eval())
+    stock, ours = models
+    quantised = [{n for n, m in model.named_modules() if isinstance(m, kinds)} for model in models]
+    # The stock classes quantise a classifier with a bias, which neither trains nor can be replaced by PEFT.
+    inside = f"{subject.ours.base_model_prefix}."
+    heads = {n for n in quantised[0] if not n.startswith(inside)} if subject.kind in HEADS_OF_THEIR_OWN else set()
+    assert quantised[1] == quantised[0] - heads
+    assert len(quantised[1]) >= 4 * ours.config.num_hidden_layers
+    head = ours.get_output_embeddings()
+    assert head is None or not isinstance(head, kinds)
+    inputs = subject.inputs(ours.config, "right")
+    with torch.no_grad():
+        expected = stock(**inputs)
+        if not heads:
+            compare_outputs(ours(**inputs, skip_padding=False), expected, f"{bits} bit", tolerance=1e-5)
+            compare_outputs(ours(**inputs), expected, f"{bits} bit, padding left out", real_positions(inputs))
+        full = tensors_of(source.eval()(**inputs))
+        for name, value in tensors_of(ours(**inputs, skip_padding=False)).items():
+            assert 0 < (value - full[name]).norm() < full[name].norm(), f"{name} has nothing in common with fp32"
+    ours = prepare_model_for_kbit_training(ours, use_gradient_checkpointing=False)
+    tuned = get_peft_model(ours, adapter(subject))
+    labels = subject.labels(ours.config, inputs)
+    optimizer = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.01)
+    loss, found = loss_and_gradients(tuned, subject, inputs, labels)
+    assert found and all(g.isfinite().all() for g in found.values())
+    assert sum(g.abs().sum() for g in found.values()) > 0
+    optimizer.step()
+    assert loss_of(tuned, subject, inputs, labels) < loss
+
+
+# --- 14: export and compile ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_export(subject: Subject) -> None:
+    """A graph that was traced for one shape, or with padding decided at trace time, gives wrong answers later."""
+    model = build(subject.ours, subject)
+    model.config.use_cache = False
+    for padding in ("none", "right"):
+        sample = subject.inputs(model.config, padding, batch=3, tokens=8)
+        batch, tokens = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("tokens", min=2, max=32)
+        shapes = {}
+        for name, value in sample.items():
+            if name in ("encoder_hidden_states", "encoder_attention_mask"):
+                shapes[name] = {0: batch}
+            else:
+                shapes[name] = {0: batch, value.dim() - 1: tokens}
+        program = torch.export.export(model, (), sample, dynamic_shapes=shapes, strict=False).module()
+        for pattern in (padding,) if padding == "none" else ("right", "left", "ones"):
+            for rows, length in ((3, 8), (2, 11)):
+                inputs = subject.inputs(model.config, pattern, batch=rows, tokens=length, seed=rows)
+                what = f"traced {padding}, {pattern}, {rows} x {length}"
+                compare_outputs(program(**inputs), model(**inputs, skip_padding=False), what)
+
+
+def check_compile(subject: Subject, backend: str = "eager") -> None:
+    """A break in the graph, or a new graph for every length, makes compilation slower than none."""
+    model = build(subject.ours, subject, **no_dropout(subject))
+    graphs = 0
+
+    def counting(graph: object, inputs: list) -> Callable:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counting if backend == "eager" else backend)
+    model.config.use_cache = False
+    for padding in ("none", "ones", "right"):
+        for step, (rows, length) in enumerate(((4, 9), (3, 7), (2, 11))):
+            inputs = subject.inputs(model.config, padding, batch=rows, tokens=length, seed=rows)
+            before = graphs
+            with torch.no_grad():
+                actual = compiled(**inputs)
+                expected = model(**inputs, skip_padding=False)
+            compare_outputs(actual, expected, f"{padding}, {rows} x {length}")
+            assert step == 0 or graphs == before, f"{padding}: compiled again for {rows} x {length}"
+    if subject.kind != "base":
+        inputs = subject.inputs(model.config, "right")
+        labels = subject.labels(model.config, inputs)
+        expected, reference = loss_and_gradients(model, subject, inputs, labels)
+        loss, _ = loss_and_gradients(compiled, subject, inputs, labels)
+        assert_close(loss, expected, "compiled loss")
+        compare_gradients(gradients(model), reference, "compiled training step")
+
+
+# --- 15: Auto classes, pipelines ----------------------------------------------------------------------------------
+
+SENTENCES = "the a cat dog sat ran on under mat tree . and then it was very big small red blue one two three"
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Words of one line, with the special tokens that encoders and decoders need."""
+    special = ["[PAD]", "<s>", "</s>", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
+    vocabulary = {word: i for i, word in enumerate([*special, *SENTENCES.split()])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        bos_token="<s>",
+        eos_token="</s>",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        unk_token="[UNK]",
+        model_max_length=32,
+    )
+
+
+def ours_and_official_folders(subject: Subject) -> tuple[Path, Path]:
+    """One model with a tokenizer, saved as ours and exported as official."""
+    fields = {**subject.fields, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model = subject.ours(subject.our_config(**fields)).eval()
+    randomise(model, seed=9)
+    model.tie_weights()
+    if subject.generates:
+        model.generation_config.pad_token_id = 0
+    tokenizer = tiny_tokenizer()
+    ours, official = scratch(), scratch() / "export"
+    model.save_pretrained(ours)
+    tokenizer.save_pretrained(ours)
+    hf_ext.export_official(model, official, tokenizer=tokenizer)
+    return ours, official
+
+
+def check_auto_classes(model_type: str) -> None:
+    """Scripts and pipelines name no class of ours: the Auto classes must find them all, and still find the stock ones
+    for official folders."""
+    architecture = hf_ext.architectures()[model_type]
+    for auto, class_name in architecture.heads.items():
+        subject = next(s for s in subjects(configs="one") if s.class_name == class_name)
+        ours, official = ours_and_official_folders(subject)
+        auto_class = getattr(transformers, auto)
+        with no_warning():
+            assert type(auto_class.from_pretrained(ours)) is subject.ours, auto
+            assert type(auto_class.from_config(AutoConfig.from_pretrained(ours))) is subject.ours, auto
+            with hf_ext.takeover():
+                assert type(auto_class.from_pretrained(official)) is subject.ours, f"{auto} in a takeover"
+            if subject.stock_config in auto_class._model_mapping:  # ours may be reached by more Auto classes
+                assert type(auto_class.from_pretrained(official)) is subject.stock, f"{auto} after a takeover"
+    assert type(AutoConfig.from_pretrained(ours)) is subject.our_config
+    tokenizer = tiny_tokenizer()
+    assert AutoTokenizer.from_pretrained(ours)("the cat").input_ids == tokenizer("the cat").input_ids
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+
+    official_tokenizer = TOKENIZER_MAPPING.get(subject.stock_config, None)
+    assert TOKENIZER_MAPPING.get(subject.our_config, None) == official_tokenizer
+
+
+PIPELINES = {
+    "masked": ("fill-mask", "the [MASK] sat on the mat"),
+    "row": ("text-classification", "the cat sat"),
+    "token": ("token-classification", "the cat sat on the mat"),
+    "causal": ("text-generation", "the cat sat on"),
+    "base": ("feature-extraction", "the cat sat"),
+}
+
+
+def flat(value: object) -> list:
+    """Nested lists and dictionaries -> one list of what they hold."""
+    if isinstance(value, dict):
+        return [x for name in sorted(value) for x in flat(value[name])]
+    if isinstance(value, (list, tuple)):
+        return [x for item in value for x in flat(item)]
+    if hasattr(value, "tolist"):
+        return flat(value.tolist())
+    return [value]
+
+
+def check_pipeline(subject: Subject) -> None:
+    """A pipeline that refuses the class, warns about it, or gives another result than with the stock class."""
+    ours, official = ours_and_official_folders(subject)
+    task, text = PIPELINES[subject.kind]
+    texts = [text, "a dog ran", "it was very big and then it was very small" + (" [MASK]" * (task == "fill-mask"))]
+    if task == "fill-mask":
+        texts[1] += " [MASK]"
+    options = {"max_new_tokens": 6, "do_sample": False} if task == "text-generation" else {}
+    results = []
+    # Features are returned for padding as well, where ours are zero; one text at a time has none.
+    size = 1 if subject.kind == "base" else 3
+    for folder in (ours, official):
+        with no_warning():
+            pipe = transformers.pipeline(task, model=str(folder), device="cpu")
+            results.append(flat([pipe(texts[0], **options), pipe(texts, batch_size=size, **options)]))
+    assert len(results[0]) == len(results[1]) > 2
+    for mine, reference in zip(*results, strict=True):
+        if isinstance(reference, float):
+            assert abs(mine - reference) <= TOLERANCE * max(1.0, abs(reference))
+        else:
+            assert mine == reference
+
+
+# --- 16: every parameter is trained -------------------------------------------------------------------------------
+
+
+def check_every_parameter_is_trained(subject: Subject) -> None:
+    """A parameter that no loss reaches stops distributed training, or is a module that was never wired in."""
+    stock, ours = pair(subject, **no_dropout(subject))
+    inputs = subject.inputs(ours.config, "right")
+    labels = subject.labels(ours.config, inputs)
+    missing = []
+    for model, rename in ((stock, subject.case.stock_name), (ours, str)):
+        loss_and_gradients(model, subject, inputs, labels)
+        missing.append({rename(n) for n, p in model.named_parameters() if p.grad is None})
+    allowed = subject.head.without_gradient
+    if not ours.config.tie_word_embeddings:
+        allowed += subject.head.unused_when_untied
+    assert missing[0] == missing[1], "other parameters without a gradient than in the stock class"
+    unknown = [n for n in missing[1] if not any(re.fullmatch(pattern, n) for pattern in allowed)]
+    assert not unknown, f"no gradient for {unknown}"
+    moved = {n for n, p in ours.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    still = {n for n, p in ours.named_parameters() if p.grad is not None} - moved
+    # A key's bias adds the same number to all scores of a query: softmax does not see it.
+    still = {n for n in still if not re.search(r"\bk(ey|_proj)\.bias$", n)}
+    assert not still, f"gradients of zero everywhere: {still}"
+
+
+# --- 17: numerics and interface -----------------------------------------------------------------------------------
+
+
+def check_finite(subject: Subject, dtype: torch.dtype, attn: str) -> None:
+    """A row that sees nothing must stay finite: one NaN in it reaches every weight through the gradient."""
+    model = build(subject.ours, subject, attn=attn, **no_dropout(subject)).to(dtype)
+    batch, tokens = 3, 8
+    left = torch.ones(batch, tokens, dtype=torch.long)
+    left[0, :7] = 0
+    empty = left.clone()
+    empty[1] = 0
+    for name, mask in (("left padding of 7 in 8", left), ("an empty row", empty)):
+        rows = batch if subject.kind != "choice" else 1
+        inputs = subject.inputs(model.config, "none", batch=rows, tokens=tokens)
+        mask = mask if subject.kind != "choice" else mask[None]
+        inputs["attention_mask"] = mask
+        inputs["input_ids"] = inputs["input_ids"].masked_fill(mask == 0, model.config.pad_token_id)
+        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+        labels = subject.labels(model.config, inputs)
+        for skip_padding in (True, False):
+            model.config.skip_padding = skip_padding
+            what = f"{name}, {skip_padding=}"
+            with torch.no_grad():
+                for key, value in tensors_of(model.eval()(**inputs, output_hidden_states=True)).items():
+                    assert value.isfinite().all(), f"{what}: {key}"
+            loss, found = loss_and_gradients(model, subject, inputs, labels)
+            assert loss.isfinite(), what
+            assert found
+            for key, gradient in found.items():
+                assert gradient.isfinite().all(), f"{what}: gradient of {key}"
+
+
+def check_loss_by_hand(subject: Subject) -> None:
+    """A loss shifted twice, or not at all, goes down as well; the model learns to skip a token or to copy."""
+    model = build(subject.ours, subject, **no_dropout(subject))
+    ids = torch.tensor([[4, 5, 6, 7]])
+    labels = torch.tensor([[5, 6, 7, IGNORED]])
+    extra = subject.inputs(model.config, batch=1, tokens=4)
+    inputs = {**extra, "input_ids": ids}
+    with torch.no_grad():
+        output = model(**inputs)
+        logits = output["prediction_logits" if subject.kind == "pretraining" else "logits"][0]
+        log_probabilities = logits.double().log_softmax(-1)
+        unshifted = -sum(log_probabilities[t, labels[0, t]] for t in (0, 1, 2)) / 3
+        shifted = -sum(log_probabilities[t, labels[0, t + 1]] for t in (0, 1)) / 2
+        assert abs(unshifted - shifted) > 1e-3
+        expected = shifted if subject.kind == "causal" else unshifted
+        for train in (False, True):
+            model.train(train)
+            assert_close(model(**inputs, labels=labels).loss, expected, f"{train=}")
+            assert_close(
+                model(**inputs, labels=labels, num_items_in_batch=5).loss,
+                expected * (2 if subject.kind == "causal" else 3) / 5,
+                f"{train=}, num_items_in_batch",
+            )
+            nothing = model(**inputs, labels=torch.full_like(labels, IGNORED)).loss
+            assert nothing == 0, "no label at all"
+            if subject.kind == "causal":
+                loss = model(**inputs, labels=ids, shift_labels=labels).loss
+                assert_close(loss, unshifted, f"{train=}, shift_labels")
+
+
+@torch.no_grad()
+def check_token_type_ids(subject: Subject) -> None:
+    """Tokenizers made for encoders return token types; a model without them must take them and not change."""
+    model = build(subject.ours, subject)
+    encoded = dict(tiny_tokenizer()(["the cat sat", "a dog"], padding=True, return_tensors="pt"))
+    if subject.kind == "choice":
+        encoded = {k: v[None] for k, v in encoded.items()}
+    encoded["input_ids"] = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, model.config.pad_token_id)
+    if getattr(model.config, "add_cross_attention", False):
+        encoded["encoder_hidden_states"] = torch.randn(2, 5, model.config.hidden_size)
+    segments = torch.zeros_like(encoded["input_ids"])
+    without = model(**{k: v for k, v in encoded.items() if k != "token_type_ids"})
+    compare_outputs(model(**{**encoded, "token_type_ids": segments}), without, "segments of zero", tolerance=0.0)
+
+
+def check_rotary(subject: Subject) -> None:
+    """In bf16, 256 and 257 are one number: angles computed in half precision confuse distant positions."""
+
+    def rotary(model: nn.Module) -> nn.Module | None:
+        return next((m for m in model.modules() if hasattr(m, "inv_freq")), None)
+
+    reference = rotary(build(subject.ours, subject))
+    # Where the angles depend on the length, positions within the original one.
+    positions = torch.arange(5 if subject.depends_on_length else 5001)[None]
+    parameters = reference.config.rope_parameters
+    angles = positions[..., None].double() * reference.inv_freq.double()
+    if parameters["rope_type"] == "default":
+        width = subject.fields.get("head_dim") or reference.config.hidden_size // reference.config.num_attention_heads
+        exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+        angles = positions[..., None].double() / parameters["rope_theta"] ** exponents
+    expected = (angles.cos() * reference.attention_scaling, angles.sin() * reference.attention_scaling)
+
+    def loaded(dtype: torch.dtype) -> nn.Module:
+        return subject.ours.from_pretrained(stock_folder(subject), dtype=dtype)
+
+    def round_trip() -> nn.Module:
+        folder = scratch()
+        loaded(torch.bfloat16).save_pretrained(folder)
+        return subject.ours.from_pretrained(folder)
+
+    for name, make, autocast in (
+        ("as built", lambda: build(subject.ours, subject), False),
+        ("bfloat16()", lambda: build(subject.ours, subject).bfloat16(), False),
+        ("half()", lambda: build(subject.ours, subject).half(), False),
+        ("bfloat16().float()", lambda: build(subject.ours, subject).bfloat16().float(), False),
+        ("loaded in bf16", lambda: loaded(torch.bfloat16), False),
+        ("saved and loaded in bf16", round_trip, False),
+        ("autocast", lambda: build(subject.ours, subject), True),
+    ):
+        model = make()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            turned = rotary(model)(positions, model.dtype)
+        # The output is cast; the angles are exact to fp32, of which 5000 leaves four digits.
+        limit = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}[model.dtype]
+        # Either one value per pair or the two halves side by side, sin negative in the first: what `rotate` takes.
+        cos, sin = (part.reshape(positions.shape[1], -1) for part in turned)
+        cos, sin = cos[:, -expected[0].shape[-1] :], sin[:, -expected[1].shape[-1] :]
+        for part, wanted in zip((cos, sin), expected, strict=True):
+            assert part.dtype == model.dtype
+            assert (part.double() - wanted[0]).abs().max() < limit * reference.attention_scaling, name
+        both = torch.cat([cos, sin], -1)
+        assert torch.unique(both, dim=0).shape[0] == positions.shape[1], f"{name}: positions that look the same"
+
+
+def check_fresh_import(class_name: str) -> None:
+    """Tests import much before the package; a user's first line is `from hf_ext import ...`."""
+    code = f"from hf_ext import {class_name}; print({class_name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=scratch(), check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+    assert done.stdout.strip() == class_name
