@@ -728,3 +728,15 @@ def classifier_dropout(config: ExtConfig, fallback: float) -> nn.Dropout:
     """The dropout before a classifier: `classifier_dropout` where it is set."""
     probability = getattr(config, "classifier_dropout", None)
     return nn.Dropout(fallback if probability is None else probability)
+
+
+class TaskLinear(nn.Linear):
+    """The last layer of a task head, with its weight registered after its bias.
+
+    The library keeps a model's output layer out of quantisation by the name of the last registered parameter; behind a
+    bias it does not recognise the layer and quantises it.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self._parameters["weight"] = self._parameters.pop("weight")

@@ -187,7 +187,7 @@ def scratch() -> Path:
 def randomise(model: nn.Module, seed: int = 0) -> None:
     """Random values in every parameter: zeros and ones would hide a bias or a norm that is wired wrongly."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
+    for name, parameter in sorted(model.named_parameters()):  # by name: the order of registration may differ
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         is_norm = "norm" in name.lower() and name.endswith("weight")
         parameter.copy_(1 + 0.1 * noise if is_norm else 0.15 * noise)
@@ -1411,7 +1411,7 @@ def adapter(subject: Subject, **options: object) -> LoraConfig:
 def settle(model: nn.Module) -> None:
     """Random values in all trainable parameters."""
     generator = torch.Generator().manual_seed(8)
-    for parameter in model.parameters():
+    for _, parameter in sorted(model.named_parameters()):  # by name: the order of registration may differ
         if parameter.requires_grad:
             parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
 

@@ -21,6 +21,7 @@ from hf_ext.heads import (
     PreTrainingModel,
     QuestionAnsweringModel,
     SequenceClassificationModel,
+    TaskLinear,
     TokenClassificationModel,
     VocabularyHead,
     classifier_dropout,
@@ -297,7 +298,7 @@ class ExtBertHeads(nn.Module):
         if predictions:
             self.predictions = ExtBertLMPredictionHead(config)
         if next_sentence:
-            self.seq_relationship = nn.Linear(config.hidden_size, 2)
+            self.seq_relationship = TaskLinear(config.hidden_size, 2)
 
 
 class ExtBertVocabularyHead(VocabularyHead):
@@ -316,7 +317,9 @@ class ExtBertVocabularyHead(VocabularyHead):
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.cls.predictions.decoder = new_embeddings
-        self.cls.predictions.bias = new_embeddings.bias
+        bias = new_embeddings.bias
+        # Untied, the file holds the bias twice; one tensor under both names would be saved under one of them.
+        self.cls.predictions.bias = bias if self.config.tie_word_embeddings else nn.Parameter(bias.detach().clone())
 
 
 class ExtBertForPreTraining(ExtBertVocabularyHead, PreTrainingModel, ExtBertPreTrainedModel):
@@ -375,7 +378,7 @@ class ExtBertForSequenceClassification(SequenceClassificationModel, ExtBertPreTr
         self.num_labels = config.num_labels
         self.bert = ExtBertModel(config)
         self.dropout = classifier_dropout(config, config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = TaskLinear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def classify(self, outputs: ModelOutput) -> Tensor:
@@ -389,7 +392,7 @@ class ExtBertForMultipleChoice(MultipleChoiceModel, ExtBertPreTrainedModel):
         super().__init__(config)
         self.bert = ExtBertModel(config)
         self.dropout = classifier_dropout(config, config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.classifier = TaskLinear(config.hidden_size, 1)
         self.post_init()
 
     def classify(self, outputs: ModelOutput) -> Tensor:
@@ -404,7 +407,7 @@ class ExtBertForTokenClassification(TokenClassificationModel, ExtBertPreTrainedM
         self.num_labels = config.num_labels
         self.bert = ExtBertModel(config, add_pooling_layer=False)
         self.dropout = classifier_dropout(config, config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = TaskLinear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def classify(self, hidden_states: Tensor) -> Tensor:
@@ -418,5 +421,5 @@ class ExtBertForQuestionAnswering(QuestionAnsweringModel, ExtBertPreTrainedModel
         super().__init__(config)
         self.num_labels = config.num_labels
         self.bert = ExtBertModel(config, add_pooling_layer=False)
-        self.qa_outputs = nn.Linear(config.hidden_size, config.num_labels)
+        self.qa_outputs = TaskLinear(config.hidden_size, config.num_labels)
         self.post_init()

@@ -87,5 +87,9 @@ class ExtLlamaConfig(ExtConfig):
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_parameters names rope_type {rope_type!r}; known are {', '.join(ROPE_TYPES)}.")
 
+    def refuse_inexpressible(self) -> None:
+        # With an explicit head_dim the width need not be a multiple of the heads; the official class asks for it.
+        self.require_divisible("hidden_size", "num_attention_heads")
+
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")

@@ -16,6 +16,7 @@ from hf_ext.heads import (
     DecoderQuestionAnsweringModel,
     DecoderTokenClassificationModel,
     LastTokenClassificationModel,
+    TaskLinear,
     classifier_dropout,
 )
 from hf_ext.layers.attention import AttentionCore
@@ -145,7 +146,7 @@ class ExtLlamaForTokenClassification(DecoderTokenClassificationModel, ExtLlamaPr
         self.num_labels = config.num_labels
         self.model = ExtLlamaModel(config)
         self.dropout = classifier_dropout(config, fallback=0.1)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = TaskLinear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def classify(self, hidden_states: Tensor) -> Tensor:
@@ -160,7 +161,7 @@ class ExtLlamaForQuestionAnswering(DecoderQuestionAnsweringModel, ExtLlamaPreTra
     def __init__(self, config: ExtLlamaConfig) -> None:
         super().__init__(config)
         self.transformer = ExtLlamaModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = TaskLinear(config.hidden_size, 2)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,0 +1,350 @@
+"""Every check of the harness over every registered architecture, its heads and its configurations.
+
+An architecture is tested because it is registered; `tests/cases.py` describes its configurations and heads.
+"""
+
+import harness
+import pytest
+import torch
+from cases import CASES
+from harness import IMPLEMENTATIONS, Subject, broad, one_per_architecture, subjects
+
+import hf_ext
+
+ARCHITECTURES = list(hf_ext.architectures())
+
+
+def is_encoder(subject: Subject) -> bool:
+    return not subject.causal
+
+
+def over(found: list[Subject]):
+    """Parametrise over subjects, with readable names."""
+    assert found, "nothing to check"
+    return pytest.mark.parametrize("subject", found, ids=str)
+
+
+attention = pytest.mark.parametrize("attn", IMPLEMENTATIONS)
+architecture = pytest.mark.parametrize("model_type", ARCHITECTURES)
+
+
+@architecture
+def test_case_exists(model_type):
+    harness.check_case_exists(model_type)
+
+
+# --- configuration, loading, files --------------------------------------------------------------------------------
+
+
+@over(subjects())
+def test_config_reads_official(subject):
+    harness.check_config_reads_official(subject)
+
+
+@architecture
+def test_official_files(model_type):
+    harness.check_official_files(model_type)
+
+
+@over(subjects("base"))
+def test_config_round_trips(subject):
+    harness.check_config_round_trips(subject)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "named"),
+    [(name, fields, named) for name, case in CASES.items() for fields, named in case.nonsense],
+    ids=lambda value: str(value).replace("::", ":"),
+)
+def test_config_refuses(model_type, fields, named):
+    harness.check_config_refuses(model_type, fields, named)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "named"),
+    [(name, fields, named) for name, case in CASES.items() for fields, named in case.inexpressible],
+    ids=str,
+)
+def test_inexpressible(model_type, fields, named):
+    harness.check_inexpressible(model_type, fields, named)
+
+
+@over(subjects())
+def test_loads_official(subject):
+    harness.check_loads_official(subject)
+
+
+@over(subjects())
+def test_files_equal_stock(subject):
+    harness.check_files_equal_stock(subject)
+
+
+# --- forward ------------------------------------------------------------------------------------------------------
+
+
+@attention
+@over(broad())
+def test_forward(subject, attn):
+    harness.check_forward(subject, attn)
+
+
+@over(broad())
+def test_embeds(subject):
+    harness.check_embeds(subject)
+
+
+@over(broad())
+def test_eager_equals_sdpa(subject):
+    harness.check_eager_equals_sdpa(subject)
+
+
+@over(subjects(configs="first"))
+def test_attention_switches(subject):
+    harness.check_attention_switches(subject)
+
+
+# --- training step ------------------------------------------------------------------------------------------------
+
+
+@attention
+@over(broad())
+def test_training_step(subject, attn):
+    harness.check_training_step(subject, attn)
+
+
+@attention
+@over(broad())
+def test_training_step_with_dropout(subject, attn):
+    harness.check_training_step_with_dropout(subject, attn)
+
+
+@over(subjects("masked", "causal", "pretraining"))
+def test_logits_in_training(subject):
+    harness.check_logits_in_training(subject)
+
+
+@over(subjects("row", configs="first"))
+def test_problem_types(subject):
+    harness.check_problem_types(subject)
+
+
+# --- generation ---------------------------------------------------------------------------------------------------
+
+
+@attention
+@over(subjects(configs="first", where=lambda s: s.generates))
+def test_generation_equals_stock(subject, attn):
+    harness.check_generation_equals_stock(subject, attn)
+
+
+@attention
+@over(subjects(where=lambda s: s.generates and not s.depends_on_length))
+def test_cache(subject, attn):
+    harness.check_cache(subject, attn)
+
+
+@attention
+@over(subjects(configs="first", where=lambda s: s.generates))
+def test_left_padding(subject, attn):
+    harness.check_left_padding(subject, attn)
+
+
+@over(subjects(configs="one", where=lambda s: s.generates))
+def test_assisted(subject):
+    harness.check_assisted(subject)
+
+
+@over(subjects(where=lambda s: s.generates))
+def test_logits_to_keep(subject):
+    harness.check_logits_to_keep(subject)
+
+
+# --- packing ------------------------------------------------------------------------------------------------------
+
+
+@attention
+@over(subjects("base", "causal", where=lambda s: s.causal and not s.depends_on_length and s.config_name != "cross"))
+def test_packed(subject, attn):
+    harness.check_packed(subject, attn)
+
+
+@attention
+@over(broad(where=is_encoder))
+def test_padding_free(subject, attn):
+    harness.check_padding_free(subject, attn)
+
+
+@over(subjects(configs="first", where=is_encoder))
+def test_padding_is_skipped(subject):
+    harness.check_padding_is_skipped(subject)
+
+
+# --- gradient checkpointing ---------------------------------------------------------------------------------------
+
+
+@over(broad())
+def test_gradient_checkpointing(subject):
+    harness.check_gradient_checkpointing(subject)
+
+
+@over(subjects("causal", configs="first"))
+def test_cache_in_training(subject):
+    harness.check_cache_in_training(subject)
+
+
+# --- Trainer ------------------------------------------------------------------------------------------------------
+
+
+@over(subjects("masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", configs="one"))
+def test_accumulation(subject):
+    harness.check_accumulation(subject)
+
+
+@over(one_per_architecture("masked", "causal") + one_per_architecture("row"))
+def test_resume(subject):
+    harness.check_resume(subject)
+
+
+@over(subjects("masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", configs="one"))
+def test_evaluate(subject):
+    harness.check_evaluate(subject)
+
+
+# --- memory, ties, sizes, names, initial values -------------------------------------------------------------------
+
+
+@over(subjects())
+def test_reload(subject):
+    harness.check_reload(subject)
+
+
+@over(subjects(configs="one"))
+def test_base_into_head(subject):
+    harness.check_base_into_head(subject)
+
+
+@over(subjects("masked", "causal", "pretraining", configs="first"))
+def test_ties(subject):
+    harness.check_ties(subject)
+
+
+@over(subjects("base", "masked", "causal", "pretraining", configs="first"))
+def test_resize(subject):
+    harness.check_resize(subject)
+
+
+@over(subjects(configs="one"))
+def test_keys_are_stable(subject):
+    harness.check_keys_are_stable(subject)
+
+
+@over(subjects(configs="one"))
+def test_legacy_keys(subject):
+    harness.check_legacy_keys(subject)
+
+
+@over(subjects(configs="first"))
+def test_initial_values(subject):
+    harness.check_initial_values(subject)
+
+
+# --- adapters, quantisation ---------------------------------------------------------------------------------------
+
+
+@over(subjects(configs="one"))
+def test_lora(subject):
+    harness.check_lora(subject)
+
+
+@over(subjects("base", "masked", "causal", configs="one"))
+def test_lora_with_checkpointing(subject):
+    harness.check_lora_with_checkpointing(subject)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@over(subjects("masked", "causal", "row", "token", "span", configs="one"))
+def test_quantised(subject, bits):
+    pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
+    harness.check_quantised(subject, bits)
+
+
+# --- export, compile ----------------------------------------------------------------------------------------------
+
+
+# Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
+TRACED = one_per_architecture("base") + one_per_architecture("masked", "causal")
+OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
+
+
+@over(TRACED)
+def test_export(subject):
+    harness.check_export(subject)
+
+
+@over(TRACED)
+def test_compile(subject):
+    harness.check_compile(subject)
+
+
+@pytest.mark.slow
+@over(OTHERS)
+def test_export_of_other_heads(subject):
+    harness.check_export(subject)
+
+
+@pytest.mark.slow
+@over(OTHERS)
+def test_compile_other_heads(subject):
+    harness.check_compile(subject)
+
+
+@pytest.mark.slow
+@over(one_per_architecture("masked", "causal"))
+def test_compile_with_inductor(subject, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # other processes may be writing the shared one
+    harness.check_compile(subject, "inductor")
+
+
+# --- Auto classes, pipelines, interface ---------------------------------------------------------------------------
+
+
+@architecture
+def test_auto_classes(model_type):
+    harness.check_auto_classes(model_type)
+
+
+@over(subjects(*harness.PIPELINES, configs="one"))
+def test_pipeline(subject):
+    harness.check_pipeline(subject)
+
+
+@over(subjects())
+def test_every_parameter_is_trained(subject):
+    harness.check_every_parameter_is_trained(subject)
+
+
+@attention
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+@over(subjects(configs="first"))
+def test_finite(subject, dtype, attn):
+    harness.check_finite(subject, dtype, attn)
+
+
+@over(subjects("masked", "causal", "pretraining"))
+def test_loss_by_hand(subject):
+    harness.check_loss_by_hand(subject)
+
+
+@over(subjects(configs="first"))
+def test_token_type_ids(subject):
+    harness.check_token_type_ids(subject)
+
+
+@over(subjects("base", where=lambda s: "rope_parameters" in s.fields))
+def test_rotary(subject):
+    harness.check_rotary(subject)
+
+
+@pytest.mark.parametrize("class_name", [next(iter(a.heads.values())) for a in hf_ext.architectures().values()])
+def test_fresh_import(class_name):
+    harness.check_fresh_import(class_name)
