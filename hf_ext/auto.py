@@ -96,6 +96,18 @@ ARCHITECTURES = {
                 "AutoModelForPreTraining": "ExtLlamaForCausalLM",
             },
         ),
+        Architecture(
+            name="gpt_neox",
+            official_model_type="gpt_neox",
+            config="ExtGPTNeoXConfig",
+            heads={
+                "AutoModel": "ExtGPTNeoXModel",
+                "AutoModelForCausalLM": "ExtGPTNeoXForCausalLM",
+                "AutoModelForSequenceClassification": "ExtGPTNeoXForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtGPTNeoXForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtGPTNeoXForQuestionAnswering",
+            },
+        ),
     )
 }
 

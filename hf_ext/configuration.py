@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
 
 @strict
 class ExtConfig(PreTrainedConfig):
@@ -104,3 +106,9 @@ class ExtConfig(PreTrainedConfig):
         value = getattr(self, field)
         if value is not None and not 0.0 <= value < 1.0:
             raise ValueError(f"{field} is a probability and must lie in [0, 1), got {value}.")
+
+    def require_rope_type(self) -> None:
+        """Raise ValueError unless `rope_parameters` names a rope type of the library."""
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        if rope_type not in ROPE_TYPES:
+            raise ValueError(f"rope_parameters names rope_type {rope_type!r}; known are {', '.join(ROPE_TYPES)}.")

@@ -1241,7 +1241,7 @@ def check_base_into_head(subject: Subject) -> None:
     export = scratch() / "export"
     hf_ext.export_official(model, export)
     _, reference = subject.stock.from_pretrained(export, config=stock_config, output_loading_info=True)
-    assert info["missing_keys"] == reference["missing_keys"]
+    assert set(info["missing_keys"]) == {subject.case.stock_name(name) for name in reference["missing_keys"]}
     assert info["unexpected_keys"] == reference["unexpected_keys"]
     assert not info["mismatched_keys"]
     prefix = subject.ours.base_model_prefix
@@ -1825,6 +1825,7 @@ def check_rotary(subject: Subject) -> None:
     angles = positions[..., None].double() * reference.inv_freq.double()
     if parameters["rope_type"] == "default":
         width = subject.fields.get("head_dim") or reference.config.hidden_size // reference.config.num_attention_heads
+        width = int(width * parameters.get("partial_rotary_factor", 1.0))
         exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
         angles = positions[..., None].double() / parameters["rope_theta"] ** exponents
     expected = (angles.cos() * reference.attention_scaling, angles.sin() * reference.attention_scaling)
@@ -1857,6 +1858,8 @@ def check_rotary(subject: Subject) -> None:
         for part, wanted in zip((cos, sin), expected, strict=True):
             assert part.dtype == model.dtype
             assert (part.double() - wanted[0]).abs().max() < limit * reference.attention_scaling, name
+        if len(reference.inv_freq) < 3:  # one or two angles in half precision repeat within 5001 positions
+            continue
         both = torch.cat([cos, sin], -1)
         assert torch.unique(both, dim=0).shape[0] == positions.shape[1], f"{name}: positions that look the same"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import CASES
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -98,8 +99,8 @@ def test_every_auto_class_resolves(model_type: str) -> None:
     config = AutoConfig.for_model(model_type)
     assert type(config) is architecture.config_class is getattr(hf_ext, architecture.config)
     assert config.model_type == model_type
-    tiny = architecture.config_class(**{k: v for k, v in TINY[architecture.name].to_diff_dict().items()
-                                        if k not in ("model_type", "transformers_version")})  # fmt: skip
+    case = CASES[model_type]
+    tiny = architecture.config_class(**next(iter(case.configs.values())))
     with torch.device("meta"):
         for auto_class, class_name in architecture.heads.items():
             model = getattr(modeling_auto, auto_class).from_config(tiny)

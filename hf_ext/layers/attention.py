@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.positions import rotate
 
-Rotation = tuple[Tensor, Tensor]  # cos and sin, (B or 1, 1, T, D) each
+Rotation = tuple[Tensor, Tensor]  # cos and sin, (B or 1, 1, T, R) each
 
 
 def eager_attention(
@@ -98,7 +98,15 @@ class AttentionCore(nn.Module):
         leaves a part of them on each rank."""
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
-    def attend(
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
+        """Attention over projected tokens: `attend_heads` after the heads are taken apart.
+
+        Args:
+            query: (B, Q, H * D); key and value: (B, Q, G * D).
+        """
+        return self.attend_heads(self.heads(query), self.heads(key), self.heads(value), **kwargs)
+
+    def attend_heads(
         self,
         query: Tensor,
         key: Tensor,
@@ -110,10 +118,10 @@ class AttentionCore(nn.Module):
         packing: Packing | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention over projected tokens.
+        """Attention with positions, cache and packed rows.
 
         Args:
-            query: (B, Q, H * D); key and value: (B, Q, G * D).
+            query: (B, H, Q, D); key and value: (B, G, Q, D).
             attention_mask: as the library's mask functions make it for the implementation in use.
             rotation: cos and sin of the tokens' positions, applied to queries and keys.
             past_key_values: cache; the new keys and values are added to it and all its keys are attended to.
@@ -122,7 +130,6 @@ class AttentionCore(nn.Module):
         Returns:
             (B, Q, H * D), and the weights (B, H, Q, K) where the implementation has them.
         """
-        query, key, value = self.heads(query), self.heads(key), self.heads(value)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         if past_key_values is not None:

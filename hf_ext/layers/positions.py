@@ -3,7 +3,7 @@
 RoPE (Su et al., 2021, https://arxiv.org/abs/2104.09864) turns pairs of coordinates of queries and keys by an angle
 proportional to the position, so that their dot product depends on the distance only.
 
-Shapes: B batch, T tokens, H heads, D head width.
+Shapes: B batch, T tokens, H heads, D head width, R rotated width (D unless a part of the head is rotated).
 """
 
 import torch
@@ -14,20 +14,23 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + D/2}) by the angles that `RotaryEmbedding` gives.
+    """Turn the pairs (x_i, x_{i + R/2}) by the angles that `RotaryEmbedding` gives.
 
     Official checkpoints pair the two halves of a head, not neighbours: their weights are permuted accordingly.
 
     Args:
         x: (B, H, T, D)
-        cos: (B or 1, 1, T, D), the angles twice.
-        sin: (B or 1, 1, T, D), the angles twice, negative the first time: swapping the halves and one multiplication
-            then give (-x_{i + D/2} sin, x_i sin).
+        cos: (B or 1, 1, T, R), the angles twice; with R < D only the first R coordinates turn.
+        sin: (B or 1, 1, T, R), the angles twice, negative the first time: swapping the halves and one multiplication
+            then give (-x_{i + R/2} sin, x_i sin).
 
     Returns:
         (B, H, T, D)
     """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], cos, sin), x[..., width:]], dim=-1)
+    return torch.addcmul(x * cos, x.roll(width // 2, dims=-1), sin)
 
 
 class RotaryEmbedding(nn.Module):
@@ -45,15 +48,17 @@ class RotaryEmbedding(nn.Module):
         self.config = config
         self.rope_type = config.rope_parameters["rope_type"]
         frequencies, self.attention_scaling = self.compute_frequencies()
-        self.inv_freq = nn.Buffer(frequencies["inv_freq"], persistent=False)  # (D / 2,)
+        self.inv_freq = nn.Buffer(frequencies["inv_freq"], persistent=False)  # (R / 2,)
         if "long_inv_freq" in frequencies:
-            self.long_inv_freq = nn.Buffer(frequencies["long_inv_freq"], persistent=False)  # (D / 2,)
+            self.long_inv_freq = nn.Buffer(frequencies["long_inv_freq"], persistent=False)  # (R / 2,)
 
     def compute_frequencies(self, device: torch.device | None = None) -> tuple[dict[str, Tensor], float]:
         """The buffers' values, fp32, and the factor on cos and sin that some rope types ask for."""
         parameters = self.config.rope_parameters
         if self.rope_type == "default":
-            width = int(self.config.head_dim * parameters.get("partial_rotary_factor", 1.0))
+            head_dim = getattr(self.config, "head_dim", None)
+            head_dim = head_dim or self.config.hidden_size // self.config.num_attention_heads
+            width = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
             exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
             return {"inv_freq": 1.0 / parameters["rope_theta"] ** exponents}, 1.0
         compute = ROPE_INIT_FUNCTIONS[self.rope_type]
@@ -80,7 +85,7 @@ class RotaryEmbedding(nn.Module):
         return self
 
     def frequencies(self, position_ids: Tensor) -> Tensor:
-        """(D / 2,) frequencies for these positions, fp32."""
+        """(R / 2,) frequencies for these positions, fp32."""
         buffers = {name: buffer.to(position_ids.device) for name, buffer in self.named_buffers()}
         if self.inv_freq.dtype != torch.float32:  # cast behind our back, by a wrapper that writes buffers directly
             buffers, _ = self.compute_frequencies(position_ids.device)
@@ -102,7 +107,7 @@ class RotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """position_ids (B or 1, T) -> cos and sin as `rotate` takes them, (B or 1, 1, T, D) each.
+        """position_ids (B or 1, T) -> cos and sin as `rotate` takes them, (B or 1, 1, T, R) each.
 
         Computed in fp32 and cast to `dtype`, once for all layers and heads.
         """

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from hf_ext.configuration import ROPE_TYPES
 from hf_ext.layers.positions import RotaryEmbedding, rotate
-from hf_ext.models.llama.configuration_llama import ROPE_TYPES
 
 ORIGINAL = 32  # tokens of the original context
 WIDTH = 16  # D

@@ -83,13 +83,8 @@ class ExtLlamaConfig(ExtConfig):
                 f"head_dim must be even, got {self.head_dim}: rotary positions turn pairs of coordinates. "
                 "Change head_dim, or hidden_size and num_attention_heads."
             )
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        if rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope_parameters names rope_type {rope_type!r}; known are {', '.join(ROPE_TYPES)}.")
+        self.require_rope_type()
 
     def refuse_inexpressible(self) -> None:
         # With an explicit head_dim the width need not be a multiple of the heads; the official class asks for it.
         self.require_divisible("hidden_size", "num_attention_heads")
-
-
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")

@@ -1,0 +1,1 @@
+"""GPT-NeoX (Black et al., 2022)."""
