@@ -271,6 +271,8 @@ class Takeover:
                 CONFIG_MAPPING._extra_content.pop(architecture.official_model_type, None)
 
     def __enter__(self) -> "Takeover":
+        Takeover.active.add(self)  # again, if it is entered a second time
+        Takeover.apply()
         return self
 
     def __exit__(

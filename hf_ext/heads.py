@@ -33,7 +33,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 
 from hf_ext.configuration import ExtConfig
-from hf_ext.losses import IGNORE_INDEX, mean_or_share, shift_labels_left, vocabulary_loss
+from hf_ext.losses import IGNORE_INDEX, check_classes, mean_or_share, shift_labels_left, vocabulary_loss
 
 
 def check_labels(labels: Tensor, expected: tuple[int, ...], *, name: str = "labels", meaning: str) -> None:
@@ -170,6 +170,7 @@ class PairHead(TaskHead):
         """logits (B, 2), labels (B) or (B, 1): 0 if the second segment follows, 1 if it is a random one -> scalar."""
         labels = labels.reshape(-1).to(logits.device)
         check_labels(labels, (logits.shape[0],), name=name, meaning="0 or 1 per row")
+        check_classes(labels, 2, name, "classes")
         return cross_entropy(logits, labels)
 
 
@@ -399,8 +400,10 @@ class RowClassifier(TaskHead):
             else:
                 config.problem_type = "multi_label_classification"
         if config.problem_type == "single_label_classification":
-            check_labels(labels.reshape(-1), (rows,), meaning="one class index per row")
-            return cross_entropy(logits, labels.reshape(-1))
+            labels = labels.reshape(-1).long()
+            check_labels(labels, (rows,), meaning="one class index per row")
+            check_classes(labels, classes, "labels", "num_labels")
+            return cross_entropy(logits, labels)
         if config.problem_type == "regression" and classes == 1:
             check_labels(labels.reshape(-1), (rows,), meaning="one number per row")
             return mse_loss(logits.squeeze(-1), labels.reshape(-1).to(logits.dtype))
@@ -718,6 +721,7 @@ class MultipleChoiceModel(TaskHead):
         loss = None
         if labels is not None:
             check_labels(labels, (batch,), meaning="the index of the right choice per row")
+            check_classes(labels, choices, "labels", "choices")
             loss = cross_entropy(logits, labels)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear_cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
+from transformers.utils.import_utils import is_tracing
 
 IGNORE_INDEX = -100
 
@@ -48,12 +49,13 @@ def vocabulary_loss(
     Returns:
         Scalar, fp32 or wider. Without any label it is 0, and so are all gradients.
     """
-    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device)
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).to(hidden.device, torch.long)
     tracing = torch.compiler.is_compiling()
     if not tracing:  # a shape that depends on data would break the graph
         labelled = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
         if labelled.numel() < labels.numel():
             hidden, labels = hidden.index_select(0, labelled), labels.index_select(0, labelled)
+        check_classes(labels, getattr(head, "out_features", None), "labels", "vocab_size")
     if transform is not None:
         hidden = transform(hidden)
     if tracing:
@@ -63,6 +65,19 @@ def vocabulary_loss(
     else:
         total = checkpointed_total(hidden, labels, head, label_smoothing, chunk_size)
     return share(total, labels, num_items_in_batch)
+
+
+def check_classes(labels: Tensor, classes: int | None, name: str, limit_name: str) -> None:
+    """Raise ValueError for labels outside the classes, on CPU; on a GPU the kernel's assertion is the only sign."""
+    if classes is None or labels.device.type != "cpu" or not labels.numel() or is_tracing(labels):
+        return
+    counted = labels[labels != IGNORE_INDEX]
+    bad = counted[(counted < 0) | (counted >= classes)]
+    if bad.numel():
+        raise ValueError(
+            f"{name} holds {bad[0].item()}, outside 0..{classes - 1} ({limit_name}={classes}); "
+            f"{IGNORE_INDEX} marks places without a label."
+        )
 
 
 def share(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
@@ -149,7 +164,8 @@ def mean_or_share(
     Returns:
         Scalar; without any label it is 0.
     """
-    labels = labels.reshape(-1).to(logits.device)
+    labels = labels.reshape(-1).to(logits.device, torch.long)
+    check_classes(labels, logits.shape[-1], "labels", "num_labels")
     total = cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), labels, reduction="sum", label_smoothing=label_smoothing
     )

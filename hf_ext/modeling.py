@@ -6,7 +6,7 @@ embeds tokens (`embed`), where its blocks are (`blocks`) and what follows them (
 Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C model width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from transformers import initialization as init
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
-    find_packed_sequence_indices,
     packed_sequence_mask_function,
 )
 from transformers.modeling_outputs import (
@@ -100,13 +99,14 @@ class BlockStack:
     ) -> Packing | None:
         """Boundaries of the sequences inside the rows, or None where every row is one sequence.
 
-        The caller says so by positions that start again (`DataCollatorWithFlattening`), or by `cu_seq_lens_q`.
+        The caller says so by positions that start again (`DataCollatorWithFlattening`), or by `cu_seq_lens_q`; a mask
+        says that every row is one sequence.
         """
         if attention_mask is not None:
             return None
         if kwargs.get("cu_seq_lens_q") is not None:
             return Packing.from_cu_seqlens(kwargs["cu_seq_lens_q"])
-        if position_ids is None or position_ids.dim() != 2 or is_tracing(position_ids):
+        if position_ids is None or is_tracing(position_ids):
             return None
         return Packing.from_position_ids(position_ids, batch)
 
@@ -137,7 +137,12 @@ class BlockStack:
         )
 
     def check_inputs(
-        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, attention_mask: Tensor | None, past: Cache | None
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past: Cache | None,
     ) -> None:
         """Raise ValueError for inputs that contradict each other."""
         past_length = past.get_seq_length() if past is not None else None  # a tensor in caches of fixed length
@@ -150,6 +155,15 @@ class BlockStack:
             expected = "(batch, tokens)" if input_ids is not None else "(batch, tokens, hidden_size)"
             found = tuple((input_ids if input_ids is not None else inputs_embeds).shape)
             raise ValueError(f"{name} must have shape {expected}, got {found}.")
+        if 0 in shape and not is_tracing():
+            raise ValueError(f"the input has shape {shape}: there is no token in it.")
+        if position_ids is not None and not is_tracing(position_ids):
+            batch, tokens = shape
+            if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != tokens:
+                raise ValueError(
+                    f"position_ids must have shape ({batch}, {tokens}) or (1, {tokens}), one for every token, got "
+                    f"{tuple(position_ids.shape)}."
+                )
         if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and not is_tracing(attention_mask):
             batch, tokens = shape
             length = attention_mask.shape[1]
@@ -164,6 +178,11 @@ class BlockStack:
                     f"{tokens} tokens{cached}; it needs one row each and one entry for every token, cached ones "
                     "included."
                 )
+
+
+def inside_sequences(rows: Packing | None, batch: int) -> Callable | None:
+    """What keeps the sequences of packed rows apart in a mask, for implementations that take no plan."""
+    return packed_sequence_mask_function(rows.sequence_ids(batch)) if rows is not None else None
 
 
 class EncoderModel(BlockStack):
@@ -200,22 +219,22 @@ class EncoderModel(BlockStack):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None,
-        position_ids: Tensor | None,
         encoder_hidden_states: Tensor | None,
         encoder_attention_mask: Tensor | None,
         past_key_values: Cache | None,
+        rows: Packing | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         """The masks of self- and cross-attention, as the attention implementation in use wants them."""
-        inputs = {"config": self.config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+        make, cache = create_bidirectional_mask, {}
         if self.config.is_decoder:
-            mask = create_causal_mask(**inputs, past_key_values=past_key_values, position_ids=position_ids)
-        else:
-            # Packed rows that no plan is made for (attention weights are asked for, another implementation).
-            rows = None
-            if position_ids is not None and attention_mask is None and not is_tracing(position_ids):
-                rows = find_packed_sequence_indices(position_ids.expand(hidden_states.shape[0], -1))
-            inside = packed_sequence_mask_function(rows) if rows is not None else None
-            mask = create_bidirectional_mask(**inputs, and_mask_function=inside)
+            make, cache = create_causal_mask, {"past_key_values": past_key_values}
+        mask = make(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            and_mask_function=inside_sequences(rows, hidden_states.shape[0]),
+            **cache,
+        )
         if encoder_attention_mask is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
@@ -266,7 +285,7 @@ class EncoderModel(BlockStack):
                 "encoder_hidden_states were given, but the model has no cross-attention; "
                 "build it with add_cross_attention=True."
             )
-        self.check_inputs(input_ids, inputs_embeds, attention_mask, past_key_values)
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values)
         rows = None
         if past_key_values is None:
             given = input_ids if input_ids is not None else inputs_embeds
@@ -294,10 +313,10 @@ class EncoderModel(BlockStack):
             attention_mask, encoder_attention_mask = self.attention_masks(
                 hidden_states,
                 attention_mask,
-                position_ids,
                 encoder_hidden_states,
                 encoder_attention_mask,
                 past_key_values,
+                rows,
             )
         self.drop_unused(kwargs, packing)
         outputs = self.run_blocks(
@@ -366,7 +385,7 @@ class DecoderModel(BlockStack):
             ValueError: contradictory inputs, a token id or a position outside its table.
         """
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
-        self.check_inputs(input_ids, inputs_embeds, attention_mask, past_key_values)
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values)
         given = input_ids if input_ids is not None else inputs_embeds
         rows = None
         if past_key_values is None:
@@ -375,6 +394,7 @@ class DecoderModel(BlockStack):
         if use_cache and not self.training and rows is None and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
 
+        positions_given = position_ids is not None
         if position_ids is None:
             position_ids = (torch.arange(given.shape[1], device=given.device) + past_length)[None]
         hidden_states = self.embed(
@@ -386,7 +406,9 @@ class DecoderModel(BlockStack):
                 inputs_embeds=hidden_states,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
-                position_ids=position_ids,
+                and_mask_function=inside_sequences(rows, given.shape[0]),
+                # While a graph is traced the positions cannot be read; the library then makes a mask from them.
+                position_ids=position_ids if positions_given and is_tracing(position_ids) else None,
             )
         self.drop_unused(kwargs, packing)
         outputs = self.run_blocks(

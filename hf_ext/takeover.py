@@ -23,6 +23,9 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help") or arguments[0] == "-m" and len(arguments) < 2:
         print(USAGE)
         raise SystemExit(0 if arguments and arguments[0] in ("-h", "--help") else 2)
+    if arguments[0] != "-m" and not Path(arguments[0]).exists():
+        print(f"there is no script {arguments[0]}; check the path.\n{USAGE}", file=sys.stderr)
+        raise SystemExit(2)
     with takeover():
         if arguments[0] == "-m":
             sys.argv = arguments[1:]

@@ -419,3 +419,20 @@ def test_runner_restores_and_lets_errors_through(folders: dict[str, Path], tmp_p
     with pytest.raises(KeyError, match="on purpose"):
         sys.modules["hf_ext.takeover"].main([str(script)])
     assert not ours_now(folders)
+
+
+def test_a_takeover_may_be_entered_again() -> None:
+    again = hf_ext.takeover()
+    for _ in range(2):
+        with again:
+            assert type(AutoConfig.for_model("bert")) is hf_ext.ExtBertConfig
+        assert type(AutoConfig.for_model("bert")) is BertConfig
+
+
+def test_runner_without_the_script(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "hf_ext.takeover", str(tmp_path / "no.py")], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert "there is no script" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -305,9 +305,8 @@ def test_multiple_choice_labels() -> None:
 
 @pytest.mark.parametrize("cls", [ExtBertForSequenceClassification, ExtBertForTokenClassification])
 def test_class_outside(cls: type) -> None:
-    """torch's own `IndexError` is clear: `Target 5 is out of bounds.`"""
     labels = torch.tensor([0, 5]) if cls is ExtBertForSequenceClassification else torch.full((2, 4), 5)
-    with pytest.raises(IndexError, match="Target 5 is out of bounds"):
+    with pytest.raises(ValueError, match=r"labels holds 5, outside 0\.\.1 \(num_labels=2\)"):
         bert(cls)(IDS, labels=labels)
 
 
@@ -458,3 +457,26 @@ def test_weights_of_another_size(folder: Path) -> None:
     """The library's own `RuntimeError` lists the tensors and both shapes."""
     with pytest.raises(RuntimeError, match="(?is)mismatch|shape"):
         ExtBertModel.from_pretrained(folder, vocab_size=41)
+
+
+# --- positions and empty inputs -----------------------------------------------------------------------------------
+
+
+@each_model
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (3, 4)])
+def test_positions_of_another_shape(make, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"position_ids must have shape \(2, 4\) or \(1, 4\)"):
+        make()(IDS, position_ids=torch.zeros(shape, dtype=torch.long))
+
+
+@each_model
+@pytest.mark.parametrize("ids", [IDS[:0], IDS[:, :0]])
+def test_no_token_at_all(make, ids: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="there is no token in it"):
+        make()(ids)
+
+
+def test_token_label_outside_the_vocabulary() -> None:
+    labels = torch.full((2, 4), 999)
+    with pytest.raises(ValueError, match=r"labels holds 999, outside 0\.\.\d+ \(vocab_size="):
+        bert(ExtBertForMaskedLM)(IDS, labels=labels)

@@ -45,7 +45,7 @@ def finetune(
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Tokens per example [default: 128, or 256 for running text].", rich_help_panel=_COLUMNS),
+        typer.Option(help="Tokens per example; default 128, or 256 for running text.", rich_help_panel=_COLUMNS),
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.", rich_help_panel=_TRAINING)] = 3.0,
     batch_size: Annotated[int, typer.Option(help="Examples per device and step.", rich_help_panel=_TRAINING)] = 16,
@@ -53,7 +53,7 @@ def finetune(
         int, typer.Option(help="Batches per optimiser step.", rich_help_panel=_TRAINING)
     ] = 1,
     learning_rate: Annotated[
-        float | None, typer.Option(help=f"Peak learning rate [default: {_RATES}].", rich_help_panel=_TRAINING)
+        float | None, typer.Option(help=f"Peak learning rate; default {_RATES}.", rich_help_panel=_TRAINING)
     ] = None,
     warmup_share: Annotated[float, typer.Option(help="Share of steps for warm-up.", rich_help_panel=_TRAINING)] = 0.06,
     weight_decay: Annotated[float, typer.Option(help="AdamW's weight decay.", rich_help_panel=_TRAINING)] = 0.01,

@@ -4,6 +4,7 @@ Everything that can be wrong with a user's data is a `ValueError` that says wher
 `datasets` only inside functions, so that the command line can be listed quickly.
 """
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -96,12 +97,10 @@ def _read(files: list[Path], field: str) -> "Dataset":
         raise ValueError(f"{field}: {names} has type {suffix or '(none)'!r}; supported are {', '.join(READERS)}")
     if all(item.stat().st_size == 0 for item in files):
         raise ValueError(f"{field}: {names} is empty; there are no rows to train on")
-    options: dict[str, Any] = {}
     if READERS[suffix] == "csv":
-        # pandas takes the words "NA", "None" and "null" for missing values; as texts and labels they are just words
-        options = {"keep_default_na": False, "na_values": [""], "sep": "\t" if suffix == ".tsv" else ","}
+        return _read_csv(files, "\t" if suffix == ".tsv" else ",", field)
     try:
-        table = load_dataset(READERS[suffix], data_files=[str(item) for item in files], split="train", **options)
+        table = load_dataset(READERS[suffix], data_files=[str(item) for item in files], split="train")
     except (DatasetGenerationError, UnicodeDecodeError, ValueError, OSError, IndexError) as error:
         if "corresponds to no data" in str(error):
             raise ValueError(f"{field}: {names} has no rows") from error
@@ -111,6 +110,63 @@ def _read(files: list[Path], field: str) -> "Dataset":
     if len(table) == 0:
         raise ValueError(f"{field}: {names} has no rows")
     return table
+
+
+def _read_csv(files: list[Path], separator: str, field: str) -> "Dataset":
+    """All values as texts, as they are in the file: guessed types would turn the code 007 into 7.0, and the words "NA"
+    and "None" into missing values. An empty cell is None."""
+    import pandas
+    from datasets import Dataset
+
+    tables = []
+    for file in files:
+        _check_csv(file, separator, field)
+        try:
+            tables.append(
+                pandas.read_csv(
+                    file, sep=separator, dtype=str, keep_default_na=False, na_values=[""], encoding="utf-8-sig"
+                )
+            )
+        except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
+            raise ValueError(f"{field}: {file} cannot be read as csv: {error}") from error
+    names = [list(table.columns) for table in tables]
+    other = next((number for number, columns in enumerate(names) if columns != names[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"{field}: {files[other]} has the columns {', '.join(names[other])}, but {files[0]} has "
+            f"{', '.join(names[0])}; files of one data set need the same columns."
+        )
+    table = pandas.concat(tables, ignore_index=True)
+    if not len(table):
+        raise ValueError(f"{field}: {', '.join(str(file) for file in files)} has no rows")
+    table = table.astype(object).where(table.notna(), None)
+    return Dataset.from_dict({name: table[name].tolist() for name in table.columns})
+
+
+def _check_csv(file: Path, separator: str, field: str) -> None:
+    """Raise `ValueError` for what pandas would read as something else: rows longer than the header, another separator,
+    another encoding."""
+    csv.field_size_limit(2**31 - 1)  # documents may be longer than the default allows
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = csv.reader(lines, delimiter=separator)
+            header = next(rows, [])
+            other = next((mark for mark in ";\t|," if mark != separator and mark in "".join(header)), None)
+            if len(header) == 1 and other is not None:
+                raise ValueError(
+                    f"{field}: {file} has one column, {header[0]!r}; its separator seems to be {other!r}. "
+                    f"Save it with {separator!r} between the columns."
+                )
+            for number, row in enumerate(rows, start=1):
+                if len(row) > len(header):
+                    raise ValueError(
+                        f"{field}: row {number} of {file} has {len(row)} values, the header names {len(header)} "
+                        f"columns; put texts that contain {separator!r} in quotes."
+                    )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{field}: {file} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+    except csv.Error as error:
+        raise ValueError(f"{field}: {file} cannot be read as csv: {error}") from error
 
 
 def _load_hub(name: str, field: str, config: str | None) -> "dict[str, Dataset]":
@@ -167,6 +223,17 @@ def label_values(table: "Dataset", column: str, field: str) -> list[Any]:
         if value is None or value != value or value == "":
             raise ValueError(f"{field}: row {number} has no value in column {column!r}; every row needs a label")
     return values
+
+
+def as_number(value: Any) -> Any:
+    """A number where a text is one (csv files hold texts only), else the value itself."""
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
 
 
 def class_names(table: "Dataset", column: str) -> list[str] | None:

@@ -39,7 +39,7 @@ def export_official(
         model: a model of this package; adapters must be merged first.
         folder: where to write. It is written under a temporary name beside it and moved into place.
         tokenizer: saved along, when given.
-        overwrite: whether an existing non-empty folder may be replaced.
+        overwrite: whether the model in an existing folder may be replaced; other files in it stay.
 
     Returns:
         The folder.
@@ -69,11 +69,24 @@ def export_official(
         (scratch / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
+        keep_other_files(folder, scratch)
         scratch.chmod(0o755)  # mkdtemp makes it private
         replace_folder(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def keep_other_files(folder: Path, scratch: Path) -> None:
+    """Copy what stands in `folder` besides a model: a model card, a history. Old weights stay behind."""
+    for item in folder.iterdir() if folder.is_dir() else ():
+        is_weights = item.suffix in (".safetensors", ".bin") or item.name.endswith(".index.json")
+        if is_weights or (scratch / item.name).exists():
+            continue
+        if item.is_dir() and not item.is_symlink():
+            shutil.copytree(item, scratch / item.name, symlinks=True)
+        else:
+            shutil.copy2(item, scratch / item.name, follow_symlinks=False)
 
 
 def replace_folder(scratch: Path, folder: Path) -> None:
@@ -86,7 +99,7 @@ def replace_folder(scratch: Path, folder: Path) -> None:
         os.replace(folder, old)
         try:
             os.replace(scratch, folder)
-        except OSError:
+        except BaseException:
             os.replace(old, folder)
             raise
     finally:

@@ -133,8 +133,9 @@ class Packing:
         """Plan for rows that already hold several sequences each.
 
         Args:
-            position_ids: (B or 1, T); a sequence ends where the next position is not the successor, as
-                `DataCollatorWithFlattening` builds them. A row is always a boundary.
+            position_ids: (B or 1, T); a sequence begins where the positions go back to the first one of the row, as
+                `DataCollatorWithFlattening` builds them. Gaps, repeats and other orders separate nothing. A row is
+                always a boundary.
             batch: B, when `position_ids` is shared by all rows.
 
         Returns:
@@ -142,7 +143,10 @@ class Packing:
         """
         position_ids = position_ids.expand(batch, -1)
         starts_sequence = torch.ones_like(position_ids, dtype=torch.bool)
-        starts_sequence[:, 1:] = position_ids.diff(dim=-1) != 1
+        first = position_ids[:, :1]
+        starts_sequence[:, 1:] = (position_ids[:, 1:] == first) & (position_ids.diff(dim=-1) <= 0)
+        # Positions that never move are switched off, not sequences of one token.
+        starts_sequence[:, 1:] &= (position_ids != first).any(-1, keepdim=True)
         boundaries = starts_sequence.flatten().nonzero().squeeze(-1).tolist()
         if len(boundaries) == batch:
             return None
@@ -153,6 +157,11 @@ class Packing:
     def from_cu_seqlens(cls, cu_seqlens: Tensor) -> "Packing":
         """Plan for one packed row whose (S + 1,) boundaries are given."""
         return cls([n for n in cu_seqlens.diff().tolist() if n], None, None, cu_seqlens.device)
+
+    def sequence_ids(self, batch: int) -> Tensor:
+        """(B, T) number of the sequence that each packed token belongs to."""
+        counts = torch.tensor(self.lengths, device=self.device)
+        return torch.repeat_interleave(torch.arange(len(counts), device=self.device), counts).view(batch, -1)
 
     def pack(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (1, N, ...), real tokens only."""

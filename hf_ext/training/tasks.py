@@ -29,6 +29,7 @@ from hf_ext.data.loading import (
     TAG_NAMES,
     TEXT_NAMES,
     WORD_NAMES,
+    as_number,
     class_names,
     label_values,
     pick_column,
@@ -195,7 +196,13 @@ class TextClassification(FinetuneTask):
         columns = _read_texts(table, settings, where)
         column = _label_column(table, settings, LABEL_NAMES, where)
         known = class_names(table, column)
-        columns["label"] = [_label_name(value, known, where) for value in label_values(table, column, where)]
+        values = label_values(table, column, where)
+        numbers = [as_number(value) for value in values]
+        if any(isinstance(number, float) and not number.is_integer() for number in numbers) and not any(
+            isinstance(number, str) for number in numbers
+        ):
+            values = numbers  # a csv file's measurements, which are texts there: refused as such below
+        columns["label"] = [_label_name(value, known, where) for value in values]
         found = set(columns["label"])
         if where == "data" and len(found) < 2:
             raise ValueError(
@@ -228,7 +235,7 @@ class Regression(TextClassification):
     def read(self, table: Dataset, settings: FinetuneSettings, where: str) -> Rows:
         columns = _read_texts(table, settings, where)
         column = _label_column(table, settings, LABEL_NAMES, where)
-        values = label_values(table, column, where)
+        values = [as_number(value) for value in label_values(table, column, where)]
         for number, value in enumerate(values, start=1):
             if isinstance(value, (str, list, dict)):
                 raise ValueError(
@@ -258,7 +265,7 @@ class MultiLabel(TextClassification):
         columns = _read_texts(table, settings, where)
         if isinstance(settings.label_column, list) and len(settings.label_column) > 1:
             names = [pick_column(table, name, (), f"label_column ({where})") for name in settings.label_column]
-            flags = [label_values(table, name, where) for name in names]
+            flags = [[as_number(value) for value in label_values(table, name, where)] for name in names]
             for name, values in zip(names, flags, strict=True):
                 odd = next((value for value in values if value not in (0, 1)), None)
                 if odd is not None:
@@ -456,7 +463,7 @@ class MultipleChoice(FinetuneTask):
                 f"data ({where}): rows have {sorted(sizes)} choices; all rows need the same number, 2 or more"
             )
         columns: Columns = {"text": text_values(table, text, f"text_column ({where})"), "choices": choices}
-        values = label_values(table, column, where)
+        values = [as_number(value) for value in label_values(table, column, where)]
         letters = class_names(table, column)
         columns["label"] = [
             self._index(letters[value] if letters and isinstance(value, int) else value, row, number, where)

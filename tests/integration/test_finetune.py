@@ -1021,3 +1021,25 @@ def test_real_sentence_encoder_learns_sentiment_with_lora(tmp_path):
     )
     assert result.metrics["accuracy"] >= 0.9
     assert result.trainable_share < 0.03
+
+
+def test_texts_of_a_csv_stay_as_they_are(tmp_path):
+    """Guessed types make 7.0 of the code 007, and one class of 01 and 1."""
+    (tmp_path / "a.csv").write_text('text,label\n007,01\n1e5,1\nNA,true\n"a, b",None\n', encoding="utf-8")
+    table = load_data(str(tmp_path / "a.csv"))["train"]
+    assert table["text"][:] == ["007", "1e5", "NA", "a, b"]
+    assert table["label"][:] == ["01", "1", "true", "None"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text,label\na,x\nb,y,z\n", r"row 2 of .* has 3 values, the header names 2 columns"),
+        (b"text;label\na;x\n", r"separator seems to be ';'"),
+        ("text,label\ncaf\u00e9,x\n".encode("latin-1"), r"not UTF-8 .*save it as UTF-8"),
+    ],
+)
+def test_a_csv_that_would_be_read_as_something_else(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_data(str(tmp_path / "a.csv"))

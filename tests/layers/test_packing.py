@@ -208,8 +208,11 @@ def test_from_position_ids() -> None:
     assert lengths([[0, 1, 2], [0, 1, 2]]) is None, "rows are boundaries of their own"
     assert lengths([[0, 1, 2], [0, 0, 1]]) == [3, 1, 2]
     assert lengths([[0, 1, 2], [3, 4, 5]]) is None, "a row is a boundary even where the positions go on"
-    assert lengths([[0, 0, 0]]) == [1, 1, 1]
-    assert lengths([[0, 1, 3, 4]]) == [2, 2], "a jump is a boundary"
+    assert lengths([[5, 6, 5, 6, 7]]) == [2, 3], "the first position of the row is where sequences begin"
+    assert lengths([[0, 0, 0]]) is None, "positions switched off"
+    assert lengths([[0, 1, 3, 4]]) is None, "a gap separates nothing"
+    assert lengths([[4, 3, 2, 1, 0]]) is None, "another order separates nothing"
+    assert lengths([[0, 1, 1, 2]]) is None, "a repeat separates nothing"
     assert lengths([[0, 1, 0, 1]], batch=3) == [2] * 6, "positions shared by all rows"
     assert lengths([[0, 1, 2]], batch=3) is None
     assert lengths([[0]]) is None
@@ -221,12 +224,13 @@ def test_from_position_ids_against_a_loop() -> None:
         batch, tokens = (int(n) for n in torch.randint(1, 12, (2,), generator=generator))
         rows, expected = [], []
         for _ in range(batch):
-            row = []
+            row, found = [], []
             while len(row) < tokens:
                 n = min(int(torch.randint(1, 6, (), generator=generator)), tokens - len(row))
                 row += range(n)
-                expected.append(n)
+                found.append(n)
             rows.append(row)
+            expected += found if max(found) > 1 else [tokens]  # zeros only: positions switched off
         plan = Packing.from_position_ids(torch.tensor(rows), batch)
         assert (plan.lengths if plan is not None else None) == (expected if len(expected) > batch else None)
 
