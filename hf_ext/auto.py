@@ -83,6 +83,20 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="gpt2",
+            official_model_type="gpt2",
+            config="ExtGPT2Config",
+            heads={
+                "AutoModel": "ExtGPT2Model",
+                "AutoModelForCausalLM": "ExtGPT2LMHeadModel",
+                "AutoModelForPreTraining": "ExtGPT2LMHeadModel",
+                "AutoModelForSequenceClassification": "ExtGPT2ForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtGPT2ForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtGPT2ForQuestionAnswering",
+            },
+            others=("ExtGPT2DoubleHeadsModel",),
+        ),
+        Architecture(
             name="llama",
             official_model_type="llama",
             config="ExtLlamaConfig",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import Cache
+from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     CausalLMOutputWithPast,
@@ -330,7 +331,11 @@ class CausalLMModel(NextTokenHead):
 
 
 class CrossAttendingLMModel(NextTokenHead):
-    """Next-token prediction over encoder blocks used as a decoder, with cross-attention where the model has it."""
+    """Next-token prediction over blocks that may attend to an encoder's output as well."""
+
+    def wants_cache(self, use_cache: bool | None, labels: Tensor | None) -> bool | None:
+        """Whether to make a cache: encoders used as decoders make none beside a loss."""
+        return use_cache if labels is None else False
 
     @can_return_tuple
     def forward(
@@ -359,7 +364,7 @@ class CrossAttendingLMModel(NextTokenHead):
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
             past_key_values=past_key_values,
-            use_cache=use_cache if labels is None else False,
+            use_cache=self.wants_cache(use_cache, labels),
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
@@ -374,6 +379,134 @@ class CrossAttendingLMModel(NextTokenHead):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
+        )
+
+
+@dataclass
+class DoubleHeadsOutput(ModelOutput):
+    """`loss` of the tokens, `mc_loss` of the choices, `logits` (B, choices, T, V), `mc_logits` (B, choices),
+    `past_key_values`, `hidden_states`, `attentions`."""
+
+    loss: Tensor | None = None
+    mc_loss: Tensor | None = None
+    logits: Tensor | None = None
+    mc_logits: Tensor | None = None
+    past_key_values: Cache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class SequenceSummary(nn.Module):
+    """One vector per row: a token's hidden state or their mean, projected; dropout before.
+
+    Args:
+        config: `summary_type` (last, first, mean, or cls_index: the token that is pointed at), `summary_use_proj`,
+            `summary_proj_to_labels`, `num_labels`, `summary_activation`, `summary_first_dropout`.
+    """
+
+    def __init__(self, config: ExtConfig) -> None:
+        super().__init__()
+        if config.summary_type not in SUMMARY_TYPES:
+            raise ValueError(f"summary_type must be one of {', '.join(SUMMARY_TYPES)}, got {config.summary_type!r}.")
+        self.summary_type = config.summary_type
+        width = config.num_labels if config.summary_proj_to_labels and config.num_labels > 0 else config.hidden_size
+        self.summary = nn.Linear(config.hidden_size, width) if config.summary_use_proj else nn.Identity()
+        self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
+        self.first_dropout = nn.Dropout(config.summary_first_dropout)
+
+    def forward(self, hidden_states: Tensor, index: Tensor | None = None) -> Tensor:
+        """(..., T, C) and the index (...) of the token for cls_index, default the last -> (..., width)"""
+        if self.summary_type == "mean":
+            row = hidden_states.mean(-2)
+        elif self.summary_type == "first":
+            row = hidden_states[..., 0, :]
+        elif self.summary_type == "last" or index is None:
+            row = hidden_states[..., -1, :]
+        else:
+            index = index[..., None, None].expand(*index.shape, 1, hidden_states.shape[-1])
+            row = hidden_states.gather(-2, index).squeeze(-2)
+        return self.activation(self.summary(self.first_dropout(row)))
+
+
+SUMMARY_TYPES = ("last", "first", "mean", "cls_index")
+
+
+class DoubleHeadsModel(NextTokenHead):
+    """Next-token prediction, and which of several rows fits best: how GPT was fine-tuned (Radford et al., 2018)."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        mc_token_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        mc_labels: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_logits: bool | None = None,
+        **kwargs: object,
+    ) -> DoubleHeadsOutput:
+        """The two losses are returned apart: add them up with the weight that the task wants.
+
+        Args:
+            input_ids: (B, choices, T), or (B, T) for generation; the other inputs alike.
+            mc_token_ids: (B, choices) the token of each row that the choice is read from, default the last one.
+            labels: (B, choices, T) token ids, -100 where there is nothing to predict; the shift by one happens here.
+            mc_labels: (B) index of the right choice.
+            logits_to_keep, output_logits: as `CausalLMModel.forward`.
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        tokens_last = 1 if input_ids is not None else 2  # dimensions of one row
+        leading = given.shape[:-tokens_last] if given is not None else ()
+
+        def rows(x: Tensor | None) -> Tensor | None:
+            # A mask of shape (rows, 1, T, K) and positions that all rows share are taken as they are.
+            return x.flatten(0, 1) if x is not None and len(leading) > 1 and x.shape[:2] == leading else x
+
+        outputs = self.run_base(
+            input_ids=rows(input_ids),
+            attention_mask=rows(attention_mask),
+            token_type_ids=rows(token_type_ids),
+            position_ids=rows(position_ids),
+            inputs_embeds=rows(inputs_embeds),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state  # (rows, T, C)
+        mc_logits = self.multiple_choice_head(hidden_states.unflatten(0, leading), mc_token_ids).squeeze(-1)
+        loss = mc_loss = logits = None
+        if labels is not None:
+            check_labels(labels, (*leading, hidden_states.shape[1]), meaning="one token id or -100 per token")
+            kwargs["shift_labels"] = rows(kwargs.get("shift_labels"))
+            loss = self.next_token_loss(hidden_states, rows(labels), **kwargs)
+        if mc_labels is not None:
+            if mc_logits.dim() != 2:
+                raise ValueError(
+                    f"mc_labels need inputs of shape (batch, choices, tokens) and one score per row, but the scores "
+                    f"have shape {tuple(mc_logits.shape)}; summary_use_proj and summary_proj_to_labels must be True."
+                )
+            check_labels(mc_labels.reshape(-1), leading[:1], name="mc_labels", meaning="the index of the right choice")
+            mc_loss = cross_entropy(mc_logits, mc_labels.reshape(-1).to(mc_logits.device))
+        if self.wants_logits(labels, output_logits):
+            logits = self.project(slice_logits_to_keep(hidden_states, logits_to_keep)).unflatten(0, leading)
+        all_hidden_states = outputs.hidden_states
+        if all_hidden_states is not None and all_hidden_states[-1] is not None:
+            # The official class gives the last one the shape of the input, the others that of the rows.
+            all_hidden_states = (*all_hidden_states[:-1], all_hidden_states[-1].unflatten(0, leading))
+        return DoubleHeadsOutput(
+            loss=loss,
+            mc_loss=mc_loss,
+            logits=logits,
+            mc_logits=mc_logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=all_hidden_states,
+            attentions=outputs.attentions,
         )
 
 

@@ -6,6 +6,8 @@ embeds tokens (`embed`), where its blocks are (`blocks`) and what follows them (
 Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C model width.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,10 +20,10 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
     BaseModelOutputWithPastAndCrossAttentions,
     BaseModelOutputWithPoolingAndCrossAttentions,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
@@ -29,6 +31,41 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_ext.configuration import ExtConfig
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
+
+
+def positional(*first: str) -> Callable[[type], type]:
+    """Class decorator: `forward` takes these arguments first, in this order; the others follow in their own.
+
+    The skeletons and heads have one order for all architectures, and official classes differ in it. A name that the
+    inherited `forward` does not spell out is passed on by keyword; being in the signature, it is known to `Trainer`,
+    which drops the columns of a data set that are not.
+    """
+
+    def decorate(cls: type) -> type:
+        inherited = cls.forward
+        anywhere = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        known = [
+            p.replace(kind=p.kind if p.kind is p.VAR_KEYWORD else anywhere)
+            for p in list(inspect.signature(inherited).parameters.values())[1:]
+        ]
+        spelled = {p.name: p for p in known if p.kind is anywhere}
+        absent = {n: inspect.Parameter(n, anywhere, default=None, annotation=Tensor | None) for n in first}
+        ordered = absent | spelled  # the names of `first` stand first, whoever declares them
+        names = tuple(ordered)
+
+        @functools.wraps(inherited)
+        def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+            if len(args) > len(names):
+                raise TypeError(f"forward takes {len(names)} positional arguments, {len(args)} were given.")
+            return inherited(self, **dict(zip(names, args)), **kwargs)
+
+        this = inspect.Parameter("self", anywhere)
+        others = [p for p in known if p.kind is p.VAR_KEYWORD]
+        forward.__signature__ = inspect.Signature([this, *ordered.values(), *others])
+        cls.forward = forward
+        return cls
+
+    return decorate
 
 
 class ExtPreTrainedModel(PreTrainedModel):
@@ -56,6 +93,8 @@ class ExtPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         init_std = getattr(module, "init_std", None)
+        if init_std is None and isinstance(module, Conv1D):  # a linear layer that the library leaves to the model
+            init_std = self.config.initializer_range
         if init_std is None:
             super()._init_weights(module)
         else:
@@ -119,6 +158,27 @@ class BlockStack:
             names += ["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"]
         for name in names:
             kwargs.pop(name, None)
+
+    def check_encoder(self, encoder_hidden_states: Tensor | None) -> None:
+        """Raise ValueError for an encoder's output that no block would look at."""
+        if encoder_hidden_states is not None and not getattr(self.config, "add_cross_attention", False):
+            raise ValueError(
+                "encoder_hidden_states were given, but the model has no cross-attention; "
+                "build it with add_cross_attention=True."
+            )
+
+    def encoder_mask(
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor | None, encoder_attention_mask: Tensor | None
+    ) -> Tensor | None:
+        """The mask of cross-attention, as the attention implementation in use wants it; None where all is seen."""
+        if encoder_attention_mask is None:
+            return None
+        return create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
 
     @capture_outputs
     def run_blocks(
@@ -235,14 +295,7 @@ class EncoderModel(BlockStack):
             and_mask_function=inside_sequences(rows, hidden_states.shape[0]),
             **cache,
         )
-        if encoder_attention_mask is not None:
-            encoder_attention_mask = create_bidirectional_mask(
-                config=self.config,
-                inputs_embeds=hidden_states,
-                attention_mask=encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
-            )
-        return mask, encoder_attention_mask
+        return mask, self.encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
 
     @merge_with_config_defaults
     @can_return_tuple
@@ -280,11 +333,8 @@ class EncoderModel(BlockStack):
                 model without cross-attention.
         """
         is_decoder = self.config.is_decoder
-        if encoder_hidden_states is not None and is_decoder and not self.config.add_cross_attention:
-            raise ValueError(
-                "encoder_hidden_states were given, but the model has no cross-attention; "
-                "build it with add_cross_attention=True."
-            )
+        if is_decoder:
+            self.check_encoder(encoder_hidden_states)
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values)
         rows = None
         if past_key_values is None:
@@ -367,8 +417,12 @@ class DecoderModel(BlockStack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        *,
+        token_type_ids: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         **kwargs: object,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Hidden states after the final norm.
 
         Args:
@@ -376,14 +430,20 @@ class DecoderModel(BlockStack):
             attention_mask: (B, P + T), 1 at real tokens; a (B, 1, T, P + T) mask is used as it is.
             position_ids: (B or 1, T), default P..P+T-1 whatever the mask says (`generate` derives them from the
                 mask of a left-padded batch). Positions that start again inside a row separate packed sequences.
-            past_key_values: cache; one is made when `use_cache` and the model is in eval mode.
+            past_key_values: cache; one is made when `use_cache` and the model is in eval mode. With an encoder's
+                output it becomes an `EncoderDecoderCache`: go on with the one that is returned.
+            token_type_ids: (B, T) segment of each token, for architectures that embed it; others pass over it.
+            encoder_hidden_states: (B, S, C) for cross-attention; encoder_attention_mask: (B, S).
 
         Returns:
-            `last_hidden_state` (B, T, C), `past_key_values`, and on request `hidden_states`, `attentions`.
+            `last_hidden_state` (B, T, C), `past_key_values`, and on request `hidden_states`, `attentions`,
+            `cross_attentions`.
 
         Raises:
-            ValueError: contradictory inputs, a token id or a position outside its table.
+            ValueError: contradictory inputs, a token id or a position outside its table, an encoder's output for a
+                model without cross-attention.
         """
+        self.check_encoder(encoder_hidden_states)
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values)
         given = input_ids if input_ids is not None else inputs_embeds
@@ -393,13 +453,20 @@ class DecoderModel(BlockStack):
         packing = rows if self.can_pack(**kwargs) else None  # else the mask keeps the sequences apart
         if use_cache and not self.training and rows is None and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        cached = past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache)
+        if cached and encoder_hidden_states is not None:
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
 
+        hidden_states = self.embed(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_length=past_length,
+        )
         positions_given = position_ids is not None
         if position_ids is None:
             position_ids = (torch.arange(given.shape[1], device=given.device) + past_length)[None]
-        hidden_states = self.embed(
-            input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, past_length=past_length
-        )
         if packing is None:
             attention_mask = create_causal_mask(
                 config=self.config,
@@ -413,7 +480,9 @@ class DecoderModel(BlockStack):
         self.drop_unused(kwargs, packing)
         outputs = self.run_blocks(
             hidden_states,
+            *(() if encoder_hidden_states is None else (encoder_hidden_states,)),
             attention_mask=attention_mask,
+            encoder_attention_mask=self.encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask),
             rotation=self.rotation(hidden_states, position_ids),
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -421,9 +490,10 @@ class DecoderModel(BlockStack):
             return_dict=True,
             **kwargs,
         )
-        return BaseModelOutputWithPast(
+        return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=outputs.last_hidden_state,
             past_key_values=past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
         )

@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, V vocabulary, C model width.
 import contextlib
 import copy
 import functools
+import inspect
 import json
 import logging
 import math
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from cases import CASES, IGNORED, PADDINGS, Case, Head, padding_mask, text_inputs, text_labels
+from cases import CASES, IGNORED, NESTED, PADDINGS, Case, Head, padding_mask, text_inputs, text_labels
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -113,6 +114,11 @@ class Subject:
         return self.case.is_decoder or self.fields.get("is_decoder", False)
 
     @property
+    def nested(self) -> bool:
+        """Whether inputs have shape (B, choices, T)."""
+        return self.kind in NESTED
+
+    @property
     def depends_on_length(self) -> bool:
         return self.config_name in self.case.depends_on_length
 
@@ -189,7 +195,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):  # by name: the order of registration may differ
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-        is_norm = "norm" in name.lower() and name.endswith("weight")
+        is_norm = re.search(r"norm|\bln_", name.lower()) and name.endswith("weight")
         parameter.copy_(1 + 0.1 * noise if is_norm else 0.15 * noise)
 
 
@@ -300,9 +306,9 @@ def compare_outputs(
     assert ours.keys() == theirs.keys(), f"{what}: {sorted(ours)} instead of {sorted(theirs)}"
     for name, value in theirs.items():
         mine, reference = ours[name], value
-        if real is not None and "attentions" not in name and value.shape[: real.dim()] == real.shape:
+        if real is not None and "attentions" not in name:
             assert mine.shape == reference.shape
-            mine, reference = mine[real], reference[real]
+            mine, reference = at_real_positions(mine, real), at_real_positions(reference, real)
         assert_close(mine, reference, f"{what}: {name}", tolerance)
     return len(theirs)
 
@@ -311,6 +317,13 @@ def real_positions(inputs: dict[str, Tensor]) -> Tensor | None:
     """(B, T) True at real tokens; for multiple choice rows and choices are one dimension, as in hidden states."""
     mask = inputs.get("attention_mask")
     return None if mask is None else mask.flatten(0, -2).bool()
+
+
+def at_real_positions(value: Tensor, real: Tensor) -> Tensor:
+    """A per-token tensor, (rows, T, ...) or (B, choices, T, ...), at the real positions; any other as it is."""
+    if value.dim() > 2 and value.shape[2:3] == real.shape[1:] and value.shape[:2].numel() == real.shape[0]:
+        value = value.flatten(0, 1)
+    return value[real] if value.shape[:2] == real.shape else value
 
 
 def loss_of(model: nn.Module, subject: Subject, inputs: dict, labels: dict, **kwargs: object) -> Tensor:
@@ -474,6 +487,16 @@ def check_inexpressible(model_type: str, fields: dict, named: str) -> None:
         assert named in str(error), f"the message does not name {named}: {error}"
     else:
         raise AssertionError(f"{fields} were exported, and the official class does not take them")
+
+
+def check_signature(model_type: str) -> None:
+    """Arguments given by position would land elsewhere than in the stock class; `Trainer` drops columns not named."""
+    architecture = hf_ext.architectures()[model_type]
+    for class_name in architecture.class_names():
+        stock = getattr(transformers, class_name.removeprefix("Ext"))
+        names = [list(inspect.signature(cls.forward).parameters) for cls in (architecture.load(class_name), stock)]
+        official = [name for name in names[1] if name != "kwargs"]
+        assert names[0][: len(official)] == official, class_name
 
 
 # --- 2: loading ---------------------------------------------------------------------------------------------------
@@ -752,7 +775,8 @@ def check_cache(subject: Subject, attn: str) -> None:
         for step, (cached, plain_) in enumerate(zip(results[0].logits, results[1].logits, strict=True)):
             assert_close(cached, plain_, f"{mode}, logits of step {step}")
     # Step by step, in pieces of several tokens too.
-    inputs = subject.inputs(ours.config, "none", tokens=12)
+    inputs = as_rows(subject, subject.inputs(ours.config, "none", tokens=12))
+    inputs.pop("mc_token_ids", None)
     encoder = {k: v for k, v in inputs.items() if k.startswith("encoder")}
     ids = inputs["input_ids"]
     segments = inputs.get("token_type_ids")
@@ -771,6 +795,11 @@ def check_cache(subject: Subject, attn: str) -> None:
             cache = output.past_key_values
             pieces.append(output.logits)
     assert_close(torch.cat(pieces, 1), expected, "in pieces")
+
+
+def as_rows(subject: Subject, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs of shape (B, choices, ...) as (B * choices, ...), as generation gives them."""
+    return {name: x.flatten(0, 1) for name, x in inputs.items()} if subject.nested else inputs
 
 
 def check_left_padding(subject: Subject, attn: str) -> None:
@@ -812,7 +841,7 @@ def check_assisted(subject: Subject) -> None:
 def check_logits_to_keep(subject: Subject) -> None:
     """Trainers that need only the last logits would get those of other positions."""
     model = build(subject.ours, subject, **no_dropout(subject))
-    inputs = subject.inputs(model.config, "right")
+    inputs = as_rows(subject, subject.inputs(model.config, "right"))
     full = model(**inputs).logits
     for train in (False, True):
         model.train(train)
@@ -912,14 +941,14 @@ def padding_like(pattern: str) -> Tensor:
 def check_padding_free(subject: Subject, attn: str) -> None:
     """Leaving padding out is only allowed to save time: same numbers at real tokens, same loss, same gradients."""
     model = build(subject.ours, subject, attn=attn, **no_dropout(subject))
-    if subject.kind == "choice":
+    if subject.nested:
         patterns = {name: mask for name, mask in length_patterns().items() if mask.shape[0] in (1, 3)}
     else:
         patterns = length_patterns()
     for name, mask in patterns.items():
         batch, tokens = mask.shape
-        inputs = subject.inputs(model.config, "none", batch=batch if subject.kind != "choice" else 1, tokens=tokens)
-        if subject.kind == "choice":
+        inputs = subject.inputs(model.config, "none", batch=batch if not subject.nested else 1, tokens=tokens)
+        if subject.nested:
             inputs = {k: v[:, :batch] for k, v in inputs.items()}
             mask = mask[None]
         pad = model.config.pad_token_id
@@ -1091,7 +1120,9 @@ def check_accumulation(subject: Subject) -> None:
 def split_batch(subject: Subject, rows: list[dict]) -> tuple[dict, dict]:
     """Rows -> inputs and labels of one batch."""
     batch = default_data_collator(rows)
-    names = [n for n in batch if n in ("labels", "next_sentence_label", "start_positions", "end_positions")]
+    names = [
+        n for n in batch if n in ("labels", "mc_labels", "next_sentence_label", "start_positions", "end_positions")
+    ]
     return {n: v for n, v in batch.items() if n not in names}, {n: batch[n] for n in names}
 
 
@@ -1150,8 +1181,7 @@ def check_evaluate(subject: Subject) -> None:
         assert len(compared[0]) == len(compared[1]), name
         real = torch.stack([row["attention_mask"] for row in rows]).flatten(0, -2).bool()
         for mine, reference in zip(*(map(torch.as_tensor, x) for x in compared), strict=True):
-            if mine.shape[:2] == real.shape:
-                mine, reference = mine[real], reference[real]
+            mine, reference = at_real_positions(mine, real), at_real_positions(reference, real)
             assert_close(mine, reference, f"{name}: predictions")
 
 
@@ -1337,16 +1367,16 @@ def check_resize(subject: Subject) -> None:
 
 def check_keys_are_stable(subject: Subject) -> None:
     """Names that change with every save end in a checkpoint that nothing loads."""
-    auto = next(a for a, name in subject.architecture.heads.items() if name == subject.class_name)
+    autos = [getattr(transformers, a) for a, name in subject.architecture.heads.items() if name == subject.class_name]
     config = subject.our_config(**subject.fields)
-    model = getattr(transformers, auto).from_config(config)
+    model = autos[0].from_config(config) if autos else subject.ours(config)
     assert type(model) is subject.ours
     sets = []
     for _ in range(2):
         folder = scratch()
         model.save_pretrained(folder)
         sets.append(set(load_file(folder / "model.safetensors")))
-        model = getattr(transformers, auto).from_pretrained(folder)
+        model = (autos[0] if autos else subject.ours).from_pretrained(folder)
         assert type(model) is subject.ours
     assert sets[0] == sets[1]
     assert sets[0] == set(load_file(stock_folder(subject) / "model.safetensors"))
@@ -1398,7 +1428,10 @@ def check_initial_values(subject: Subject) -> None:
 
 # --- 12: adapters -------------------------------------------------------------------------------------------------
 
-PEFT_WARNINGS = ("is_gradient_checkpointing",)  # PEFT asks under the old name
+PEFT_WARNINGS = (
+    "is_gradient_checkpointing",  # PEFT asks under the old name
+    "fan_in_fan_out",  # PEFT finds out by itself that a layer is a Conv1D, and says so
+)
 TASKS = {"causal": "CAUSAL_LM", "row": "SEQ_CLS", "token": "TOKEN_CLS", "span": "QUESTION_ANS"}
 
 
@@ -1558,7 +1591,7 @@ def check_export(subject: Subject) -> None:
         batch, tokens = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("tokens", min=2, max=32)
         shapes = {}
         for name, value in sample.items():
-            if name in ("encoder_hidden_states", "encoder_attention_mask"):
+            if name in ("encoder_hidden_states", "encoder_attention_mask", "mc_token_ids"):  # not of T tokens
                 shapes[name] = {0: batch}
             else:
                 shapes[name] = {0: batch, value.dim() - 1: tokens}
@@ -1747,9 +1780,9 @@ def check_finite(subject: Subject, dtype: torch.dtype, attn: str) -> None:
     empty = left.clone()
     empty[1] = 0
     for name, mask in (("left padding of 7 in 8", left), ("an empty row", empty)):
-        rows = batch if subject.kind != "choice" else 1
+        rows = batch if not subject.nested else 1
         inputs = subject.inputs(model.config, "none", batch=rows, tokens=tokens)
-        mask = mask if subject.kind != "choice" else mask[None]
+        mask = mask if not subject.nested else mask[None]
         inputs["attention_mask"] = mask
         inputs["input_ids"] = inputs["input_ids"].masked_fill(mask == 0, model.config.pad_token_id)
         inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
@@ -1799,17 +1832,24 @@ def check_loss_by_hand(subject: Subject) -> None:
 
 @torch.no_grad()
 def check_token_type_ids(subject: Subject) -> None:
-    """Tokenizers made for encoders return token types; a model without them must take them and not change."""
+    """Tokenizers made for encoders return token types; a model without them must take them and not change.
+
+    Where segments are words, zeros are the first word: the stock class says what that changes.
+    """
     model = build(subject.ours, subject)
     encoded = dict(tiny_tokenizer()(["the cat sat", "a dog"], padding=True, return_tensors="pt"))
-    if subject.kind == "choice":
+    if subject.nested:
         encoded = {k: v[None] for k, v in encoded.items()}
     encoded["input_ids"] = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, model.config.pad_token_id)
     if getattr(model.config, "add_cross_attention", False):
         encoded["encoder_hidden_states"] = torch.randn(2, 5, model.config.hidden_size)
-    segments = torch.zeros_like(encoded["input_ids"])
-    without = model(**{k: v for k, v in encoded.items() if k != "token_type_ids"})
-    compare_outputs(model(**{**encoded, "token_type_ids": segments}), without, "segments of zero", tolerance=0.0)
+    encoded["token_type_ids"] = torch.zeros_like(encoded["input_ids"])
+    if subject.case.segments_are_words:
+        expected = build(subject.stock, subject)(**encoded)
+    else:
+        expected = model(**{name: x for name, x in encoded.items() if name != "token_type_ids"})
+    tolerance = TOLERANCE if subject.case.segments_are_words else 0.0
+    compare_outputs(model(**encoded), expected, "segments of zero", real_positions(encoded), tolerance)
 
 
 def check_rotary(subject: Subject) -> None:

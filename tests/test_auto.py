@@ -18,6 +18,7 @@ from transformers import (
     BertConfig,
     BertModel,
     BertTokenizer,
+    GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -34,6 +35,7 @@ TINY = {
         vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=16,
     ),
+    "gpt2": GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=16),
     "llama": LlamaConfig(
         vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         intermediate_size=16, max_position_embeddings=16,

@@ -69,6 +69,11 @@ def test_inexpressible(model_type, fields, named):
     harness.check_inexpressible(model_type, fields, named)
 
 
+@architecture
+def test_signature(model_type):
+    harness.check_signature(model_type)
+
+
 @over(subjects())
 def test_loads_official(subject):
     harness.check_loads_official(subject)
@@ -195,7 +200,11 @@ def test_cache_in_training(subject):
 # --- Trainer ------------------------------------------------------------------------------------------------------
 
 
-@over(subjects("masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", configs="one"))
+@over(
+    subjects(
+        "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", configs="one"
+    )
+)
 def test_accumulation(subject):
     harness.check_accumulation(subject)
 
@@ -205,7 +214,11 @@ def test_resume(subject):
     harness.check_resume(subject)
 
 
-@over(subjects("masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", configs="one"))
+@over(
+    subjects(
+        "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", configs="one"
+    )
+)
 def test_evaluate(subject):
     harness.check_evaluate(subject)
 

@@ -85,6 +85,7 @@ class AttentionCore(nn.Module):
         scaling: float | None = None,
     ) -> None:
         super().__init__()
+        self.eager_attention: Callable = eager_attention  # a subclass may spell it out differently
         self.config = config
         self.layer_idx = layer_idx
         self.head_dim = head_dim
@@ -150,7 +151,7 @@ class AttentionCore(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """query (B, H, Q, D), key and value (B, G, K, D) -> (B, Q, H * D), weights."""
         implementation = self.config._attn_implementation
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self.eager_attention)
         dropout = self.attention_dropout if self.training else 0.0
         if packing is not None:
             is_causal = kwargs.pop("is_causal", None)

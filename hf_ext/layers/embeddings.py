@@ -1,8 +1,9 @@
 """Table lookups with errors that a user can act on.
 
-Shapes: B batch, T tokens, C model width.
+Shapes: B batch, T tokens, P cached tokens, C model width.
 """
 
+import torch
 from torch import Tensor, nn
 
 
@@ -33,3 +34,38 @@ def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str) -> T
             f"{name} holds {bad[0].item()}, outside 0..{rows - 1} ({limit_name}={rows}). "
             "Use the tokenizer of this checkpoint, or resize the embeddings of the model."
         ) from None
+
+
+def look_up_positions(
+    table: nn.Module,
+    position_ids: Tensor | None,
+    *,
+    tokens: int,
+    past_length: int | Tensor,
+    device: torch.device,
+    limit_name: str,
+) -> Tensor:
+    """Learned positions; where none are given, those that follow the cached tokens.
+
+    Args:
+        table: an embedding of shape (positions, C).
+        position_ids: (B or 1, T), or None for P..P+T-1.
+        tokens: T.
+        past_length: P; a tensor in caches of fixed length.
+        limit_name: the configuration field with the size of the table, for the message.
+
+    Returns:
+        (B or 1, T, C)
+
+    Raises:
+        ValueError: the table has no such position.
+    """
+    if position_ids is None:
+        limit = table.weight.shape[0]
+        if isinstance(past_length, int) and past_length + tokens > limit:
+            raise ValueError(
+                f"the input has {past_length + tokens} tokens, but the model has learned positions for {limit} "
+                f"({limit_name}={limit}); truncate the input."
+            )
+        position_ids = (torch.arange(tokens, device=device) + past_length)[None]
+    return look_up(table, position_ids, name="position_ids", limit_name=limit_name)

@@ -27,7 +27,7 @@ from hf_ext.heads import (
     classifier_dropout,
 )
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore
-from hf_ext.layers.embeddings import look_up
+from hf_ext.layers.embeddings import look_up, look_up_positions
 from hf_ext.modeling import EncoderModel, ExtPreTrainedModel
 from hf_ext.models.bert.configuration_bert import ExtBertConfig
 
@@ -54,16 +54,13 @@ class ExtBertEmbeddings(nn.Module):
         """(B, T) ids or (B, T, C) embeddings -> (B, T, C)"""
         if inputs_embeds is None:
             inputs_embeds = look_up(self.word_embeddings, input_ids, name="input_ids", limit_name="vocab_size")
-        tokens, limit = inputs_embeds.shape[1], self.position_embeddings.weight.shape[0]
-        if position_ids is None:
-            if isinstance(past_length, int) and past_length + tokens > limit:
-                raise ValueError(
-                    f"the input has {past_length + tokens} tokens, but the model has learned positions for {limit} "
-                    f"(max_position_embeddings={limit}); truncate the input."
-                )
-            position_ids = (torch.arange(tokens, device=inputs_embeds.device) + past_length)[None]
-        positions = look_up(
-            self.position_embeddings, position_ids, name="position_ids", limit_name="max_position_embeddings"
+        positions = look_up_positions(
+            self.position_embeddings,
+            position_ids,
+            tokens=inputs_embeds.shape[1],
+            past_length=past_length,
+            device=inputs_embeds.device,
+            limit_name="max_position_embeddings",
         )
         if token_type_ids is None:
             segments = self.token_type_embeddings.weight[0]

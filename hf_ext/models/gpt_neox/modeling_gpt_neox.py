@@ -22,8 +22,10 @@ from hf_ext.heads import (
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import look_up
 from hf_ext.layers.positions import RotaryEmbedding
-from hf_ext.modeling import DecoderModel, ExtPreTrainedModel
+from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt_neox.configuration_gpt_neox import ExtGPTNeoXConfig
+
+ORDER = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "past_key_values")
 
 
 class ExtGPTNeoXAttention(AttentionCore):
@@ -95,6 +97,7 @@ class ExtGPTNeoXPreTrainedModel(ExtPreTrainedModel):
     _can_record_outputs = {"hidden_states": ExtGPTNeoXLayer, "attentions": ExtGPTNeoXAttention}
 
 
+@positional(*ORDER)
 class ExtGPTNeoXModel(DecoderModel, ExtGPTNeoXPreTrainedModel):
     """The bare decoder."""
 
@@ -128,6 +131,7 @@ class ExtGPTNeoXModel(DecoderModel, ExtGPTNeoXPreTrainedModel):
         return self.rotary_emb(position_ids, hidden_states.dtype)
 
 
+@positional(*ORDER)
 class ExtGPTNeoXForCausalLM(CausalLMModel, ExtGPTNeoXPreTrainedModel, GenerationMixin):
     """Next-token prediction. The head is `embed_out`, as in the files; the stock class renames it in memory."""
 
@@ -149,6 +153,7 @@ class ExtGPTNeoXForCausalLM(CausalLMModel, ExtGPTNeoXPreTrainedModel, Generation
         self.embed_out = new_embeddings
 
 
+@positional(*ORDER)
 class ExtGPTNeoXForSequenceClassification(LastTokenClassificationModel, ExtGPTNeoXPreTrainedModel):
     """A label per row, read from its last token."""
 
@@ -160,6 +165,7 @@ class ExtGPTNeoXForSequenceClassification(LastTokenClassificationModel, ExtGPTNe
         self.post_init()
 
 
+@positional("input_ids", "past_key_values", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 class ExtGPTNeoXForTokenClassification(DecoderTokenClassificationModel, ExtGPTNeoXPreTrainedModel):
     """A label per token."""
 
@@ -175,6 +181,15 @@ class ExtGPTNeoXForTokenClassification(DecoderTokenClassificationModel, ExtGPTNe
         return self.classifier(self.dropout(hidden_states))
 
 
+@positional(
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "position_ids",
+    "inputs_embeds",
+    "start_positions",
+    "end_positions",
+)
 class ExtGPTNeoXForQuestionAnswering(DecoderQuestionAnsweringModel, ExtGPTNeoXPreTrainedModel):
     """Start and end of an answer."""
 
