@@ -329,7 +329,7 @@ def test_models_that_are_damaged(command, llama, tmp_path):
             ("config.json", b"{", "not valid JSON"),
             ("config.json", b"[]", "JSON object"),
             ("config.json", b"{}", "no model_type"),
-            ("config.json", b'{"model_type": "gpt2"}', "gpt2"),
+            ("config.json", b'{"model_type": "xlnet"}', "xlnet"),
         ]
     ):
         (tmp_path / str(number)).mkdir()
