@@ -141,19 +141,18 @@ class BlockStack:
         The caller says so by positions that start again (`DataCollatorWithFlattening`), or by `cu_seq_lens_q`; a mask
         says that every row is one sequence.
         """
-        if attention_mask is not None:
+        if attention_mask is not None or is_tracing(position_ids):  # a graph cannot depend on the lengths
             return None
         if kwargs.get("cu_seq_lens_q") is not None:
             return Packing.from_cu_seqlens(kwargs["cu_seq_lens_q"])
-        if position_ids is None or is_tracing(position_ids):
+        if position_ids is None:
             return None
         return Packing.from_position_ids(position_ids, batch)
 
     @staticmethod
     def drop_unused(kwargs: dict[str, object], packing: Packing | None) -> None:
         """Take out what must not reach the attention functions."""
-        # Tokenizers made for encoders give token types; a decoder has no use for them.
-        names = ["return_dict", "token_type_ids", "skip_padding"]
+        names = ["return_dict", "skip_padding"]
         if packing is not None:  # the plan has taken their place
             names += ["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"]
         for name in names:

@@ -23,6 +23,16 @@ from hf_ext.layers.positions import rotate
 Rotation = tuple[Tensor, Tensor]  # cos and sin, (B or 1, 1, T, R) each
 
 
+def mask_scores(scores: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """scores (B, H, Q, K) with a mask as `eager_attention` takes it -> the same shape."""
+    if attention_mask is None:
+        return scores
+    if attention_mask.dtype == torch.bool:
+        # The smallest number and not -inf: a row that sees nothing must stay finite.
+        return scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    return scores + attention_mask
+
+
 def eager_attention(
     module: nn.Module,
     query: Tensor,
@@ -46,12 +56,7 @@ def eager_attention(
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool:
-            # The smallest number and not -inf: a row that sees nothing must stay finite.
-            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-        else:
-            scores = scores + attention_mask
+    scores = mask_scores(scores, attention_mask)
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights

@@ -26,7 +26,7 @@ from hf_ext.heads import (
     TaskLinear,
     classifier_dropout,
 )
-from hf_ext.layers.attention import AttentionCore, CrossAttentionCore
+from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, mask_scores
 from hf_ext.layers.embeddings import look_up, look_up_positions
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt2.configuration_gpt2 import ExtGPT2Config
@@ -69,11 +69,7 @@ def upcast_attention(
     """As `eager_attention`, with scores and softmax in fp32 under autocast too (`reorder_and_upcast_attn`)."""
     with torch.autocast(query.device.type, enabled=False):
         scores = torch.matmul(query.float() * scaling, key.float().transpose(2, 3))
-        if attention_mask is not None and attention_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-        elif attention_mask is not None:
-            scores = scores + attention_mask
-        weights = scores.softmax(-1).to(value.dtype)
+        weights = mask_scores(scores, attention_mask).softmax(-1).to(value.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
