@@ -80,6 +80,12 @@ class VocabularyHead(TaskHead):
         transform = self.hidden_transform()
         return self.get_output_embeddings()(hidden_states if transform is None else transform(hidden_states))
 
+    def project_real(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: object) -> Tensor:
+        """`project` for an encoder's output: where the base model left padding out, so does the head, and the logits
+        of padding are zero. (B, T, C) -> (B, T, V); `kwargs` are those that the base model was called with."""
+        plan = getattr(self, self.base_model_prefix).padding_plan(attention_mask, **kwargs)
+        return self.project(hidden_states) if plan is None else plan.unpack(self.project(plan.pack(hidden_states)))
+
     def wants_logits(self, labels: Tensor | None, output_logits: bool | None) -> bool:
         """Logits are left out only while training with labels, unless asked for."""
         if output_logits is None:
@@ -125,6 +131,7 @@ class MaskedLMModel(VocabularyHead, TokenLabels):
         Returns:
             `loss`, `logits` (B, T, V) or None, `hidden_states`, `attentions`.
         """
+        kwargs.setdefault("skip_padding", self.skip_padding_with(labels, attention_mask))
         outputs = self.run_base(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -133,7 +140,6 @@ class MaskedLMModel(VocabularyHead, TokenLabels):
             inputs_embeds=inputs_embeds,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
-            skip_padding=kwargs.pop("skip_padding", self.skip_padding_with(labels, attention_mask)),
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
@@ -141,9 +147,12 @@ class MaskedLMModel(VocabularyHead, TokenLabels):
         if labels is not None:
             check_labels(labels, tuple(hidden_states.shape[:2]), meaning="one token id or -100 per token")
             loss = self.loss_over_vocabulary(hidden_states, labels, **kwargs)
+        logits = None
+        if self.wants_logits(labels, output_logits):
+            logits = self.project_real(hidden_states, attention_mask, **kwargs)
         return MaskedLMOutput(
             loss=loss,
-            logits=self.project(hidden_states) if self.wants_logits(labels, output_logits) else None,
+            logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -201,13 +210,13 @@ class PreTrainingModel(VocabularyHead, PairHead, TokenLabels):
                 (`num_items_in_batch`); without this number each micro-batch's next-sentence loss is weighted by its
                 share of the tokens, so that the step still is a mean.
         """
+        kwargs.setdefault("skip_padding", self.skip_padding_with(labels, attention_mask))
         outputs = self.run_base(
             input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            skip_padding=kwargs.pop("skip_padding", self.skip_padding_with(labels, attention_mask)),
             **kwargs,
         )
         hidden_states = outputs.last_hidden_state
@@ -224,9 +233,12 @@ class PreTrainingModel(VocabularyHead, PairHead, TokenLabels):
             elif num_items is not None and labels is not None:
                 loss = loss * (labels != IGNORE_INDEX).sum() / num_items
             losses.append(loss)
+        logits = None
+        if self.wants_logits(labels, output_logits):
+            logits = self.project_real(hidden_states, attention_mask, **kwargs)
         return PreTrainingOutput(
             loss=sum(losses) if losses else None,
-            prediction_logits=self.project(hidden_states) if self.wants_logits(labels, output_logits) else None,
+            prediction_logits=logits,
             seq_relationship_logits=pair_logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,

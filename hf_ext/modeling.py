@@ -261,12 +261,18 @@ class EncoderModel(BlockStack):
         return None
 
     def padding_plan(
-        self, attention_mask: Tensor | None, skip_padding: bool | None, **kwargs: object
+        self,
+        attention_mask: Tensor | None,
+        skip_padding: bool | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: object,
     ) -> Packing | None:
         """The plan for computing real tokens only, or None where the batch is to be computed as it stands."""
         if skip_padding is None:
             skip_padding = self.config.skip_padding
         if not skip_padding or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
+            return None
+        if self.config.is_decoder or past_key_values is not None:
             return None
         if not self.can_pack(**kwargs) or is_tracing(attention_mask):
             return None
@@ -354,8 +360,8 @@ class EncoderModel(BlockStack):
         )
         packing = rows if self.can_pack(**kwargs) else None  # else the mask keeps the sequences apart
         padded = None  # the plan for putting padding back
-        if rows is None and not is_decoder and past_key_values is None:
-            packing = padded = self.padding_plan(attention_mask, skip_padding, **kwargs)
+        if rows is None:
+            packing = padded = self.padding_plan(attention_mask, skip_padding, past_key_values, **kwargs)
         if padded is not None:
             hidden_states, attention_mask = padded.pack(hidden_states), None
         elif packing is None or encoder_attention_mask is not None:
@@ -405,6 +411,39 @@ class DecoderModel(BlockStack):
     def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
         """cos and sin of the positions for models with rotary positions, once for all blocks."""
         return None
+
+    def masks(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        packing: Packing | None,
+    ) -> dict[str, object]:
+        """What tells the blocks which tokens see which, once for all of them: keyword arguments of every block.
+
+        Args:
+            hidden_states: (B, T, C) after the embedding.
+            attention_mask: as `forward` was given it.
+            position_ids: (B or 1, T) as `forward` was given them, None for the default.
+            past_key_values: cache, before this call's tokens are in it.
+            rows: boundaries of packed sequences, None where every row is one.
+            packing: `rows` where the attention implementation takes the boundaries and needs no mask, else None.
+        """
+        if packing is not None:
+            return {"attention_mask": None}
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            and_mask_function=inside_sequences(rows, hidden_states.shape[0]),
+            # While a graph is traced the positions cannot be read; the library then makes a mask from them.
+            position_ids=position_ids if position_ids is not None and is_tracing(position_ids) else None,
+        )
+        return {"attention_mask": mask}
 
     @merge_with_config_defaults
     @can_return_tuple
@@ -463,24 +502,21 @@ class DecoderModel(BlockStack):
             inputs_embeds=inputs_embeds,
             past_length=past_length,
         )
-        positions_given = position_ids is not None
+        masks = self.masks(
+            hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            rows=rows,
+            packing=packing,
+        )
         if position_ids is None:
             position_ids = (torch.arange(given.shape[1], device=given.device) + past_length)[None]
-        if packing is None:
-            attention_mask = create_causal_mask(
-                config=self.config,
-                inputs_embeds=hidden_states,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                and_mask_function=inside_sequences(rows, given.shape[0]),
-                # While a graph is traced the positions cannot be read; the library then makes a mask from them.
-                position_ids=position_ids if positions_given and is_tracing(position_ids) else None,
-            )
         self.drop_unused(kwargs, packing)
         outputs = self.run_blocks(
             hidden_states,
             *(() if encoder_hidden_states is None else (encoder_hidden_states,)),
-            attention_mask=attention_mask,
+            **masks,
             encoder_attention_mask=self.encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask),
             rotation=self.rotation(hidden_states, position_ids),
             position_ids=position_ids,

@@ -171,7 +171,7 @@ class Packing:
         """(1, N, ...) -> (B, T, ...), zero at padding."""
         batch, tokens = self.shape
         padded = x.new_zeros(batch * tokens, *x.shape[2:])
-        return padded.index_copy(0, self.indices.to(x.device), x[0]).view(batch, tokens, *x.shape[2:])
+        return padded.index_copy_(0, self.indices.to(x.device), x[0]).view(batch, tokens, *x.shape[2:])
 
     def attend(
         self,
