@@ -84,7 +84,12 @@ class VocabularyHead(TaskHead):
         """`project` for an encoder's output: where the base model left padding out, so does the head, and the logits
         of padding are zero. (B, T, C) -> (B, T, V); `kwargs` are those that the base model was called with."""
         plan = getattr(self, self.base_model_prefix).padding_plan(attention_mask, **kwargs)
-        return self.project(hidden_states) if plan is None else plan.unpack(self.project(plan.pack(hidden_states)))
+        if plan is None:
+            return self.project(hidden_states)
+        real = plan.pack(hidden_states)
+        # Written piece by piece, so that the logits do not exist twice; autograd would copy them all for each piece.
+        size = real.shape[1] if torch.is_grad_enabled() else self.config.loss_chunk_size
+        return plan.unpack(self.project(piece) for piece in real.split(size, dim=1))
 
     def wants_logits(self, labels: Tensor | None, output_logits: bool | None) -> bool:
         """Logits are left out only while training with labels, unless asked for."""
@@ -503,8 +508,10 @@ class DoubleHeadsModel(NextTokenHead):
                     f"mc_labels need inputs of shape (batch, choices, tokens) and one score per row, but the scores "
                     f"have shape {tuple(mc_logits.shape)}; summary_use_proj and summary_proj_to_labels must be True."
                 )
-            check_labels(mc_labels.reshape(-1), leading[:1], name="mc_labels", meaning="the index of the right choice")
-            mc_loss = cross_entropy(mc_logits, mc_labels.reshape(-1).to(mc_logits.device))
+            mc_labels = mc_labels.reshape(-1).to(mc_logits.device)
+            check_labels(mc_labels, leading[:1], name="mc_labels", meaning="the index of the right choice")
+            check_classes(mc_labels, mc_logits.shape[1], "mc_labels", "choices")
+            mc_loss = cross_entropy(mc_logits, mc_labels)
         if self.wants_logits(labels, output_logits):
             logits = self.project(slice_logits_to_keep(hidden_states, logits_to_keep)).unflatten(0, leading)
         all_hidden_states = outputs.hidden_states

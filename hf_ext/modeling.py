@@ -166,6 +166,22 @@ class BlockStack:
                 "build it with add_cross_attention=True."
             )
 
+    def cache_for(
+        self,
+        past_key_values: Cache | None,
+        use_cache: bool | None,
+        rows: Packing | None,
+        encoder_hidden_states: Tensor | None,
+    ) -> Cache | None:
+        """The cache of this call: the caller's; a new one where it is wanted and of use, which it is not in training
+        or for packed rows; with room for the encoder's keys and values where there is an encoder."""
+        if past_key_values is None and use_cache and not self.training and rows is None:
+            past_key_values = DynamicCache(config=self.config)
+        plain = past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache)
+        if plain and encoder_hidden_states is not None:
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        return past_key_values
+
     def encoder_mask(
         self, hidden_states: Tensor, encoder_hidden_states: Tensor | None, encoder_attention_mask: Tensor | None
     ) -> Tensor | None:
@@ -345,10 +361,7 @@ class EncoderModel(BlockStack):
         if past_key_values is None:
             given = input_ids if input_ids is not None else inputs_embeds
             rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
-        if use_cache and is_decoder and not self.training and rows is None and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-            if encoder_hidden_states is not None:
-                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        past_key_values = self.cache_for(past_key_values, use_cache and is_decoder, rows, encoder_hidden_states)
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
 
         hidden_states = self.embed(
@@ -489,11 +502,7 @@ class DecoderModel(BlockStack):
         if past_key_values is None:
             rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
         packing = rows if self.can_pack(**kwargs) else None  # else the mask keeps the sequences apart
-        if use_cache and not self.training and rows is None and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        cached = past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache)
-        if cached and encoder_hidden_states is not None:
-            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
+        past_key_values = self.cache_for(past_key_values, use_cache, rows, encoder_hidden_states)
 
         hidden_states = self.embed(
             input_ids=input_ids,

@@ -33,6 +33,7 @@ def bench(
 
     Both run in one process, alternating; the median counts. Peaks are above what the model itself takes.
     """
+    import rich.box
     from rich.console import Console
     from rich.table import Table
 
@@ -63,23 +64,25 @@ def bench(
             memory=memory,
             progress=status.update,
         )
-    table = Table(title=f"{model}: ours against stock ({attention}, {dtype}); ratios above 1 favour ours")
+    table = Table(
+        title=f"{model}: ours against stock ({attention}, {dtype}); ratios above 1 favour ours",
+        box=rich.box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("scenario")
-    for heading in ("tokens", "ours s", "stock s", "speed", "ours tok/s", "ours MiB", "stock MiB", "memory"):
+    headings = ("tokens", "ours\ns", "stock\ns", "speed", "tokens\nper s")
+    for heading in (*headings, "ours\nMiB", "stock\nMiB", "memory") if memory else headings:
         table.add_column(heading, justify="right")
     for row in rows:
-        area = f"{row.tokens:,}" if row.scenario.startswith("generate") else f"{row.tokens:,}/{row.padded_tokens:,}"
         ratio = row.memory_ratio
         table.add_row(
             row.scenario,
-            area,
-            f"{row.ours_seconds:.4f}",
-            f"{row.stock_seconds:.4f}",
+            f"{row.tokens:,}",
+            f"{row.ours_seconds:.3g}",
+            f"{row.stock_seconds:.3g}",
             f"{row.speed_ratio:.2f}x",
             f"{row.tokens_per_second('ours'):,.0f}",
-            megabytes(row.ours_peak),
-            megabytes(row.stock_peak),
-            "-" if ratio is None else f"{ratio:.2f}x",
+            *((megabytes(row.ours_peak), megabytes(row.stock_peak), f"{ratio:.2f}x") if ratio is not None else ()),
         )
     console.print(table)
     if json_file is not None:

@@ -37,6 +37,8 @@ def export(
     merge: Annotated[bool, typer.Option("--merge", help="Merge a PEFT adapter into its base model.")] = False,
 ) -> None:
     """Write a model in the official format, with its tokenizer files; the stock class, vLLM and others load it."""
+    if not model:
+        raise typer.BadParameter("is empty; give a folder or a Hub id", param_hint="'MODEL'")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give a folder.")
     if Path(model).is_dir() and Path(model).resolve().is_relative_to(out.resolve()):

@@ -1,5 +1,6 @@
 """`hf-ext finetune`: fine-tune a checkpoint on a file, a folder or a Hub dataset."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ _COLUMNS, _TRAINING, _ADAPTERS, _RUN = "Data", "Training", "LoRA and QLoRA", "Ru
 
 
 def finetune(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Hub id or folder of a checkpoint.")],
     data: Annotated[
         str, typer.Argument(help="csv, tsv, json, jsonl, parquet or txt file, a folder of them, or a Hub dataset.")
@@ -144,7 +146,10 @@ def finetune(
 
     from hf_ext.training.run import finetune as run
 
-    result = run(settings)
+    with warnings.catch_warnings():
+        if not (context.obj or {}).get("debug"):
+            warnings.simplefilter("ignore", FutureWarning)  # for the libraries' authors, not for who trains a model
+        result = run(settings)
     if result.is_main_process:
         _report(result)
 

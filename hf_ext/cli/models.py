@@ -23,7 +23,7 @@ def models() -> None:
 
     table = Table("architecture", "official type", "our type", "heads")
     for architecture in hf_ext.architectures().values():
-        heads = list(dict.fromkeys(architecture.heads.values()))
+        heads = architecture.class_names()
         common = os.path.commonprefix(heads)  # the same in every name: ExtBert
         shown = ", ".join(f"{name.removeprefix(common) or 'Model'}" for name in heads) if len(heads) > 1 else heads[0]
         table.add_row(

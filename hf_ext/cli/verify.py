@@ -25,6 +25,7 @@ def verify(
 
     Exit code 1 when anything differs.
     """
+    import rich.box
     from rich.console import Console
     from rich.table import Table
 
@@ -49,7 +50,10 @@ def verify(
             progress=status.update,
         )
     title = f"{report.ours} against {report.stock}, {report.dtype}, {report.attention}"
-    table = Table("comparison", "max abs", "max rel", "allowed", "", "detail", title=title)
+    table = Table(title=title, box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("comparison", "max abs", "max rel", "allowed", ""):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("detail", overflow="fold")
     for row in report.rows:
         numbers = [f"{value:.1e}" if value is not None else "" for value in (row.max_abs, row.max_rel, row.tolerance)]
         table.add_row(row.name, *numbers, "[green]ok[/]" if row.ok else "[red]DIFFERS[/]", row.detail)

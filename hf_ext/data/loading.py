@@ -146,7 +146,7 @@ def _read_csv(files: list[Path], separator: str, field: str) -> "Dataset":
 def _check_csv(file: Path, separator: str, field: str) -> None:
     """Raise `ValueError` for what pandas would read as something else: rows longer than the header, another separator,
     another encoding."""
-    csv.field_size_limit(2**31 - 1)  # documents may be longer than the default allows
+    limit = csv.field_size_limit(2**31 - 1)  # documents may be longer than the default allows
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = csv.reader(lines, delimiter=separator)
@@ -167,6 +167,8 @@ def _check_csv(file: Path, separator: str, field: str) -> None:
         raise ValueError(f"{field}: {file} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
     except csv.Error as error:
         raise ValueError(f"{field}: {file} cannot be read as csv: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _load_hub(name: str, field: str, config: str | None) -> "dict[str, Dataset]":

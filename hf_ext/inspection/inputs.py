@@ -49,7 +49,7 @@ def resolve_head(architecture, head: str | None, wanted: list[str] | None = None
         ValueError: no head fits, or several do; the message lists them.
     """
     heads = architecture.heads
-    names = list(dict.fromkeys(heads.values()))
+    names = list(architecture.class_names())
     if head is None:
         for name in wanted or ():
             ours = "Ext" + name.removeprefix("Ext")

@@ -15,7 +15,7 @@ Shapes: B batch, T tokens of a padded row, N packed tokens, S sequences, H heads
 n sequences of a bucket, L longest sequence of a bucket.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -167,11 +167,17 @@ class Packing:
         """(B, T, ...) -> (1, N, ...), real tokens only."""
         return x.flatten(0, 1).index_select(0, self.indices.to(x.device))[None]
 
-    def unpack(self, x: Tensor) -> Tensor:
-        """(1, N, ...) -> (B, T, ...), zero at padding."""
-        batch, tokens = self.shape
-        padded = x.new_zeros(batch * tokens, *x.shape[2:])
-        return padded.index_copy_(0, self.indices.to(x.device), x[0]).view(batch, tokens, *x.shape[2:])
+    def unpack(self, pieces: Tensor | Iterable[Tensor]) -> Tensor:
+        """(1, N, ...), whole or in pieces along N, -> (B, T, ...), zero at padding."""
+        padded, done = None, 0
+        for x in (pieces,) if isinstance(pieces, Tensor) else pieces:
+            if padded is None:
+                padded = x.new_zeros(self.shape[0] * self.shape[1], *x.shape[2:])
+            places = self.indices[done : done + x.shape[1]].to(x.device)
+            padded.index_copy_(0, places, x[0])
+            done += x.shape[1]
+            del x  # before the next piece is made
+        return padded.view(*self.shape, *padded.shape[1:])
 
     def attend(
         self,

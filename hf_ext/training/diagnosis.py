@@ -14,6 +14,7 @@ _SPIKE = 1.5  # a logged loss at this multiple of the median before it ...
 _SPIKE_SPREAD = 6.0  # ... and this many median deviations above it, which small batches reach only rarely
 _SPIKE_SHARE = 0.1  # ... and higher by this share of the first loss
 _SLOW = 0.03  # hardly learnt: the loss fell by less than this share
+_ENOUGH_STEPS = 30  # ... over at least so many steps: before that, warm-up alone explains it
 _SOLVED = 0.05  # a loss this low at the start has nowhere to fall
 
 
@@ -72,7 +73,7 @@ def diagnose(history: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += _overfitting(epoch_table(history))
     if not diverged:
         lines += _spikes(steps, losses)
-        lines += _slow(losses)
+        lines += _slow(steps, losses)
     return lines
 
 
@@ -113,8 +114,8 @@ def _spikes(steps: list[int], losses: list[float]) -> list[str]:
     ]
 
 
-def _slow(losses: list[float]) -> list[str]:
-    if len(losses) < 4:
+def _slow(steps: list[int], losses: list[float]) -> list[str]:
+    if len(losses) < 4 or steps[-1] < _ENOUGH_STEPS:
         return []
     start, end = median(losses[: _fifth(losses)]), median(losses[-_fifth(losses) :])
     if start <= _SOLVED or end < (1 - _SLOW) * start:

@@ -231,12 +231,12 @@ def check_output(output: Path, *, resume: bool = False, overwrite: bool = False)
     content = [item for item in output.iterdir() if item.name != _INCOMING] if output.is_dir() else []
     if content and not resume and not overwrite:
         raise ValueError(
-            f"output: folder {str(output)!r} is not empty; resume the run in it (resume), replace it (overwrite), or "
-            "give another folder"
+            f"output: folder {str(output)!r} is not empty; go on with the run in it (--resume), replace it "
+            "(--overwrite), or give another folder"
         )
     checkpoint = _last_checkpoint(output / CHECKPOINTS)
     if resume and content and checkpoint is None:
-        raise ValueError(f"resume: folder {str(output)!r} holds no complete checkpoint; use overwrite to start again")
+        raise ValueError(f"resume: folder {str(output)!r} holds no complete checkpoint; use --overwrite to start again")
     existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".probe-"):
@@ -293,7 +293,7 @@ def _labels(
         if has_head and config.num_labels != 1 and not settings.new_head:
             raise ValueError(
                 f"label count mismatch: the model's head has {config.num_labels} outputs, regression needs one; "
-                "set new_head to train a new head"
+                "use --new-head to train a new head"
             )
         return ["value"], {}
     names = label_order(train.names, config, task.head_suffix, settings.new_head)

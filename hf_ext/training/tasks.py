@@ -178,7 +178,7 @@ def label_order(names: list[str], config: PreTrainedConfig, head_suffix: str, ne
         return names if anonymous else known
     raise ValueError(
         f"label count mismatch: the model's head has {len(known)} labels ({_shorten(known)}), the data has "
-        f"{len(names)} ({_shorten(names)}); give data with the model's labels, or set new_head to train a new head"
+        f"{len(names)} ({_shorten(names)}); give data with the model's labels, or use --new-head to train a new head"
     )
 
 

@@ -151,6 +151,7 @@ def test_pack_and_unpack(name: str, trailing: tuple[int, ...]) -> None:
     real = (mask != 0).view(*mask.shape, *(1 for _ in trailing)).expand_as(x)
     restored = plan.unpack(packed)
     assert torch.equal(restored, x * real)
+    assert torch.equal(plan.unpack(piece for piece in packed.split(2, dim=1)), restored)
     # Gradients: those of a multiplication by the mask, exactly.
     factor = torch.randn(x.shape, generator=generator, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((restored * factor).sum(), x)

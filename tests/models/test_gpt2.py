@@ -111,6 +111,8 @@ def test_both_losses(with_index):
         ours(input_ids=inputs["input_ids"][:, 0], mc_labels=labels["mc_labels"])
     with pytest.raises(ValueError, match="mc_labels"):
         ours(input_ids=inputs["input_ids"], mc_labels=labels["mc_labels"][:2])
+    with pytest.raises(ValueError, match="mc_labels holds 3, outside 0..2"):
+        ours(input_ids=inputs["input_ids"], mc_labels=torch.full_like(labels["mc_labels"], 3))
 
 
 @torch.no_grad()
