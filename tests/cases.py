@@ -533,7 +533,7 @@ OPENAI_GPT = Case(
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
         },
-        "with a cache": {"model_type": "openai-gpt", "use_cache": False},
+        "with a cache": {"model_type": "openai-gpt", "use_cache": True},
         "integer zeros": {"model_type": "openai-gpt", "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
     },
     legacy_keys=openai_gpt_legacy_keys,

@@ -63,7 +63,9 @@ def bench(
             memory=memory,
             progress=status.update,
         )
-    table = Table(title=f"{model}: ours against stock ({attention}, {dtype}); ratios above 1 favour ours")
+    other = next((row.stock_attention for row in rows if row.stock_attention != attention), None)
+    kernels = f"{attention}, stock has only {other}" if other else attention
+    table = Table(title=f"{model}: ours against stock ({kernels}, {dtype}); ratios above 1 favour ours")
     table.add_column("scenario")
     for heading in ("tokens", "ours s", "stock s", "speed", "ours tok/s", "ours MiB", "stock MiB", "memory"):
         table.add_column(heading, justify="right")

@@ -4,6 +4,8 @@ https://cdn.openai.com/research-covers/language-unsupervised/language_understand
 Official checkpoints: openai-community/openai-gpt, and every `model_type: openai-gpt` file.
 """
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 
 from hf_ext.configuration import ExtConfig
@@ -24,7 +26,7 @@ class ExtOpenAIGPTConfig(ExtConfig):
     official_model_type = "openai-gpt"
     keys_to_ignore_at_inference = ["past_key_values"]
     # The official class keeps no keys and values, so its configuration has no such field. Without an annotation this
-    # is a default and no field: it stays out of the files, and a file or a user may still set it.
+    # is a default and no field, and stays out of the files unless it is changed.
     use_cache = True
     attribute_map = {
         "hidden_size": "n_embd",
@@ -53,6 +55,11 @@ class ExtOpenAIGPTConfig(ExtConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
+
+    def __post_init__(self, use_cache: bool | None = None, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if use_cache is not None and use_cache != self.use_cache:  # the library drops it: it is no field
+            self.use_cache = use_cache
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
