@@ -97,6 +97,18 @@ ARCHITECTURES = {
             others=("ExtGPT2DoubleHeadsModel",),
         ),
         Architecture(
+            name="openai_gpt",
+            official_model_type="openai-gpt",
+            config="ExtOpenAIGPTConfig",
+            heads={
+                "AutoModel": "ExtOpenAIGPTModel",
+                "AutoModelForCausalLM": "ExtOpenAIGPTLMHeadModel",
+                "AutoModelForPreTraining": "ExtOpenAIGPTLMHeadModel",
+                "AutoModelForSequenceClassification": "ExtOpenAIGPTForSequenceClassification",
+            },
+            others=("ExtOpenAIGPTDoubleHeadsModel",),
+        ),
+        Architecture(
             name="llama",
             official_model_type="llama",
             config="ExtLlamaConfig",

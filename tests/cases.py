@@ -7,11 +7,13 @@ architecture offers (activations, tied or not, kinds of positions) are all cover
 Shapes: B batch, T tokens.
 """
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import transformers
 from torch import Tensor
 
 IGNORED = -100
@@ -56,6 +58,13 @@ class Case:
         wide: fields of a configuration large enough to measure the spread of initial values.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
         stock_name: parameter name in the stock class's memory -> name in the file.
+        stock_classes: our class name -> a subclass of the stock class that takes an input on which that one fails,
+            although every other class of its kind takes it.
+        stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
+        first_tokens_differ: whether, in the stock class, tokens at the start of a row with nothing to attend to attend
+            to what comes after them. Nothing reads such padding, so there only real tokens are compared, and no label
+            is predicted from it.
+        adapter_targets: modules for adapters, where PEFT has no default for the official type.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
     """
 
@@ -71,6 +80,10 @@ class Case:
     depends_on_length: tuple[str, ...] = ()
     segments_are_words: bool = False
     stock_name: Callable[[str], str] = str
+    stock_classes: dict[str, type] = field(default_factory=dict)
+    stock_keeps_cache: bool = True
+    first_tokens_differ: bool = False
+    adapter_targets: list[str] | None = None
     inputs: Callable[..., dict[str, Tensor]] | None = None
 
 
@@ -413,6 +426,127 @@ GPT2 = Case(
 )
 
 
+# --- GPT ----------------------------------------------------------------------------------------------------------
+
+
+def openai_gpt_configs(seed: int = 0) -> dict[str, dict]:
+    """Every activation, tied or not, odd head widths, one head."""
+    draw = random.Random(seed)
+    configs = {}
+    for name, heads, fields in (
+        ("gelu", 4, {}),
+        ("relu-untied", 3, {"afn": "relu", "tie_word_embeddings": False}),
+        ("silu-one-head", 1, {"afn": "silu"}),
+        ("swish-untied", 2, {"afn": "swish", "tie_word_embeddings": False}),
+        ("pad5", 3, {"pad_token_id": 5}),
+    ):
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "n_positions": draw.randint(40, 60),
+            "n_embd": heads * (8 if name == "gelu" else draw.choice([5, 7, 9])),
+            "n_layer": draw.choice([2, 3]),
+            "n_head": heads,
+            "layer_norm_epsilon": draw.choice([1e-6, 1e-5]),
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            **fields,
+        }
+    return configs
+
+
+def openai_gpt_legacy_keys(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the official file: the causal mask of every layer was saved, and some writers saved the positions."""
+    prefix = "transformer." if any(name.startswith("transformer.") for name in tensors) else ""
+    masks = {f"{prefix}h.{i}.attn.bias": torch.ones(1, 1, 8, 8).tril() for i in range(2)}
+    return {**tensors, **masks, f"{prefix}position_ids": torch.arange(8)}
+
+
+class OpenAIGPTDoubleHeadsModel(transformers.OpenAIGPTDoubleHeadsModel):
+    """The stock class takes ids with choices, but fails on a mask with choices: it is given one of a row each."""
+
+    @functools.wraps(transformers.OpenAIGPTDoubleHeadsModel.forward)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: object) -> object:
+        if attention_mask is not None:
+            attention_mask = attention_mask.flatten(0, -2)
+        return super().forward(input_ids, attention_mask=attention_mask, **kwargs)
+
+
+OPENAI_GPT = Case(
+    is_decoder=True,
+    heads={
+        "ExtOpenAIGPTModel": Head("base"),
+        "ExtOpenAIGPTLMHeadModel": Head("causal"),
+        "ExtOpenAIGPTDoubleHeadsModel": Head(
+            "double",
+            variants={"summary": {"summary_activation": "tanh", "summary_first_dropout": 0}},
+            without_gradient=(r"multiple_choice_head\.summary\.(weight|bias)",),
+        ),
+        "ExtOpenAIGPTForSequenceClassification": Head("row"),
+    },
+    configs=openai_gpt_configs(),
+    dropout={"resid_pdrop": 0.1, "embd_pdrop": 0.15, "attn_pdrop": 0.2, "summary_first_dropout": 0.3},
+    nonsense=(
+        ({"n_embd": 30, "n_head": 4}, "n_embd"),
+        ({"hidden_size": 30, "n_head": 4}, "n_embd"),
+        ({"n_head": 0}, "n_head"),
+        ({"n_layer": -1}, "n_layer"),
+        ({"n_positions": 0}, "n_positions"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"afn": "gelu_new"}, "afn"),
+        ({"afn": "tanh"}, "afn"),
+        ({"resid_pdrop": 1.5}, "resid_pdrop"),
+        ({"embd_pdrop": -0.1}, "embd_pdrop"),
+        ({"attn_pdrop": 2.0}, "attn_pdrop"),
+        ({"summary_first_dropout": 1.0}, "summary_first_dropout"),
+        ({"model_type": "gpt2"}, "gpt2"),
+    ),
+    official_files={
+        "openai-gpt": {
+            "afn": "gelu",
+            "architectures": ["OpenAIGPTLMHeadModel"],
+            "attn_pdrop": 0.1,
+            "embd_pdrop": 0.1,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05,
+            "model_type": "openai-gpt",
+            "n_ctx": 512,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 512,
+            "n_special": 0,
+            "predict_special_tokens": True,
+            "resid_pdrop": 0.1,
+            "summary_activation": None,
+            "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True,
+            "summary_type": "cls_index",
+            "summary_use_proj": True,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+            "vocab_size": 40478,
+        },
+        "general names": {
+            "model_type": "openai-gpt",
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        "with a cache": {"model_type": "openai-gpt", "use_cache": True},
+        "integer zeros": {"model_type": "openai-gpt", "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0},
+    },
+    legacy_keys=openai_gpt_legacy_keys,
+    stock_classes={"ExtOpenAIGPTDoubleHeadsModel": OpenAIGPTDoubleHeadsModel},
+    stock_keeps_cache=False,
+    first_tokens_differ=True,
+    adapter_targets=["c_attn", "c_proj"],
+    wide={"n_embd": 96, "n_head": 4, "vocab_size": 211, "num_labels": 7},
+    segments_are_words=True,
+    inputs=gpt2_inputs,
+)
+
+
 # --- LLaMA --------------------------------------------------------------------------------------------------------
 
 
@@ -698,4 +832,10 @@ GPT_NEOX = Case(
     wide={"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 211, "num_labels": 7},
 )
 
-CASES: dict[str, Case] = {"ext_bert": BERT, "ext_gpt2": GPT2, "ext_gpt_neox": GPT_NEOX, "ext_llama": LLAMA}
+CASES: dict[str, Case] = {
+    "ext_bert": BERT,
+    "ext_gpt2": GPT2,
+    "ext_openai_gpt": OPENAI_GPT,
+    "ext_gpt_neox": GPT_NEOX,
+    "ext_llama": LLAMA,
+}
