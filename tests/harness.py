@@ -122,6 +122,10 @@ class Subject:
     def depends_on_length(self) -> bool:
         return self.config_name in self.case.depends_on_length
 
+    def comparable_paddings(self, *patterns: str) -> tuple[str, ...]:
+        """Those patterns on which the loss must be that of the stock class."""
+        return ("none",) if self.case.own_padding and self.kind == "span" else patterns
+
     def inputs(self, config: object, padding: str = "none", **kwargs: object) -> dict[str, Tensor]:
         return (self.case.inputs or text_inputs)(self.kind, config, padding, **kwargs)
 
@@ -250,6 +254,8 @@ def build(cls: type, subject: Subject, *, attn: str = "sdpa", folder: Path | Non
     """Load the checkpoint of a subject into a class, with some fields of the configuration changed."""
     folder = folder or stock_folder(subject)
     config_class = subject.stock_config if cls is subject.stock else subject.our_config
+    if cls is subject.stock:
+        attn = subject.case.stock_attention or attn
     config = config_class.from_pretrained(folder)
     for name, value in fields.items():
         setattr(config, name, value)
@@ -536,11 +542,12 @@ def check_forward(subject: Subject, attn: str) -> None:
         if attn == "eager":
             wanted["output_attentions"] = True
         expected = stock(**inputs, **wanted)
+        where = real if subject.case.own_padding else None
         compare_outputs(
-            ours(**inputs, **wanted, skip_padding=False), expected, f"{padding}, padding computed, by argument"
+            ours(**inputs, **wanted, skip_padding=False), expected, f"{padding}, padding computed, by argument", where
         )
         ours.config.skip_padding = False
-        compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, padding computed, by configuration")
+        compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, padding computed, by configuration", where)
         ours.config.skip_padding = True
         if attn == "eager":
             compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, attention weights", real)
@@ -594,7 +601,7 @@ def check_attention_switches(subject: Subject) -> None:
 def check_training_step(subject: Subject, attn: str) -> None:
     """A wrong loss or gradient trains to another model, which no test in eval mode notices."""
     stock, ours = pair(subject, attn=attn, **no_dropout(subject))
-    for padding in ("none", "right", "left"):
+    for padding in subject.comparable_paddings("none", "right", "left"):
         inputs = subject.inputs(ours.config, padding)
         labels = subject.labels(ours.config, inputs)
         expected, reference = loss_and_gradients(stock, subject, inputs, labels, rename=subject.case.stock_name)
@@ -608,13 +615,16 @@ def check_training_step(subject: Subject, attn: str) -> None:
 
 def check_training_step_with_dropout(subject: Subject, attn: str) -> None:
     """Dropout at another place, or drawn in another order, would make training curves incomparable."""
-    stock, ours = pair(subject, attn=attn, ours={"skip_padding": False}, **subject.case.dropout)
-    for padding in ("none", "right"):
+    reordered = subject.case.reordered_dropout.get(subject.config_name, ()) if attn == "sdpa" else ()
+    dropout = {**subject.case.dropout, **dict.fromkeys(reordered, 0.0)}
+    stock, ours = pair(subject, attn=attn, ours={"skip_padding": False}, **dropout)
+    for padding in subject.comparable_paddings("none", "right"):
         inputs = subject.inputs(ours.config, padding)
         labels = subject.labels(ours.config, inputs)
         expected, reference = loss_and_gradients(stock, subject, inputs, labels, seed=3, rename=subject.case.stock_name)
         other, _ = loss_and_gradients(stock, subject, inputs, labels, seed=4)
-        assert (other - expected).abs() > 1e-4, "dropout does nothing, the comparison would be empty"
+        if not reordered:  # else there may be no other dropout left
+            assert (other - expected).abs() > 1e-4, "dropout does nothing, the comparison would be empty"
         loss, found = loss_and_gradients(ours, subject, inputs, labels, seed=3)
         assert_close(loss, expected, f"{padding}: loss")
         compare_gradients(found, reference, padding)
