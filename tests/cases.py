@@ -56,9 +56,11 @@ class Case:
         stock_attention: the only attention implementation that the stock class has, where it does not have all; ours is
             compared with that one under every implementation.
         own_padding: whether padding positions, which see nothing, hold other values than the stock class's by design:
-            real positions are compared, and heads that read padding (span) on batches without any.
+            real positions are compared, and losses that read padding are not.
         reordered_dropout: configuration -> dropout fields that sdpa draws block by block and so in another order than
             the stock class; with these at zero the rest of the dropout is compared. Eager draws as the stock class.
+        wrong_in_stock: deterministic ways to generate (of `harness.MODES`) that give other tokens than greedy search in
+            the stock class, by a fault of its own; ours is compared with its greedy search.
         wide: fields of a configuration large enough to measure the spread of initial values.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
         stock_name: parameter name in the stock class's memory -> name in the file.
@@ -79,6 +81,7 @@ class Case:
     stock_attention: str | None = None
     own_padding: bool = False
     reordered_dropout: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong_in_stock: tuple[str, ...] = ()
     stock_name: Callable[[str], str] = str
     inputs: Callable[..., dict[str, Tensor]] | None = None
 
@@ -958,6 +961,7 @@ GPT_NEO = Case(
     segments_are_words=True,
     stock_attention="eager",
     own_padding=True,
+    wrong_in_stock=("static",),
     reordered_dropout=dict.fromkeys(
         ("alternating", "local-window2-untied", "local-first-window5"), ("attention_dropout",)
     ),

@@ -122,9 +122,17 @@ class Subject:
     def depends_on_length(self) -> bool:
         return self.config_name in self.case.depends_on_length
 
+    def compared(self, inputs: dict[str, Tensor]) -> Tensor | None:
+        """(B, T) positions at which the stock class's values must be met where padding is computed; None for all."""
+        return real_positions(inputs) if self.case.own_padding else None
+
     def comparable_paddings(self, *patterns: str) -> tuple[str, ...]:
-        """Those patterns on which the loss must be that of the stock class."""
-        return ("none",) if self.case.own_padding and self.kind == "span" else patterns
+        """Those patterns on which the loss must be that of the stock class.
+
+        A span's loss is over all positions, and padding on the left predicts a row's first token.
+        """
+        reads_padding = {"span": ("right", "left"), "causal": ("left",)}.get(self.kind, ())
+        return tuple(p for p in patterns if not (self.case.own_padding and p in reads_padding))
 
     def inputs(self, config: object, padding: str = "none", **kwargs: object) -> dict[str, Tensor]:
         return (self.case.inputs or text_inputs)(self.kind, config, padding, **kwargs)
@@ -301,9 +309,16 @@ def tensors_of(output: object) -> dict[str, Tensor]:
 
 
 def compare_outputs(
-    actual: object, expected: object, what: str, real: Tensor | None = None, tolerance: float = TOLERANCE
+    actual: object,
+    expected: object,
+    what: str,
+    real: Tensor | None = None,
+    tolerance: float = TOLERANCE,
+    *,
+    real_queries: bool = False,
 ) -> int:
-    """All tensors of two outputs; where `real` (B, T) is given, per-token tensors at real positions only.
+    """All tensors of two outputs; where `real` (B, T) is given, per-token tensors at real positions only, attention
+    weights (B, H, T, K) too if `real_queries`.
 
     Returns:
         How many tensors were compared.
@@ -315,6 +330,8 @@ def compare_outputs(
         if real is not None and "attentions" not in name:
             assert mine.shape == reference.shape
             mine, reference = at_real_positions(mine, real), at_real_positions(reference, real)
+        elif real is not None and real_queries:
+            mine, reference = mine.transpose(1, 2)[real], reference.transpose(1, 2)[real]
         assert_close(mine, reference, f"{what}: {name}", tolerance)
     return len(theirs)
 
@@ -542,15 +559,15 @@ def check_forward(subject: Subject, attn: str) -> None:
         if attn == "eager":
             wanted["output_attentions"] = True
         expected = stock(**inputs, **wanted)
-        where = real if subject.case.own_padding else None
-        compare_outputs(
-            ours(**inputs, **wanted, skip_padding=False), expected, f"{padding}, padding computed, by argument", where
-        )
+        where, own = subject.compared(inputs), subject.case.own_padding
+        what = f"{padding}, padding computed"
+        by_argument = ours(**inputs, **wanted, skip_padding=False)
+        compare_outputs(by_argument, expected, f"{what}, by argument", where, real_queries=own)
         ours.config.skip_padding = False
-        compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, padding computed, by configuration", where)
+        compare_outputs(ours(**inputs, **wanted), expected, f"{what}, by configuration", where, real_queries=own)
         ours.config.skip_padding = True
         if attn == "eager":
-            compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, attention weights", real)
+            compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, attention weights", real, real_queries=own)
 
 
 @torch.no_grad()
@@ -702,7 +719,7 @@ def check_files_equal_stock(subject: Subject) -> None:
     inputs = subject.inputs(ours.config, "right")
     with torch.no_grad():
         actual = ours(**inputs, skip_padding=False)
-        compare_outputs(actual, stock.eval()(**inputs), "exported", tolerance=TOLERANCE)
+        compare_outputs(actual, stock.eval()(**inputs), "exported", subject.compared(inputs))
 
 
 # --- 6: generation ------------------------------------------------------------------------------------------------
@@ -754,8 +771,10 @@ def check_generation_equals_stock(subject: Subject, attn: str) -> None:
         results = []
         for model in (stock, ours):
             torch.manual_seed(7)
+            wrong = model is stock and mode in subject.case.wrong_in_stock
+            asked = MODES["greedy"] if wrong else options
             results.append(
-                model.generate(**batch, max_new_tokens=14, return_dict_in_generate=True, output_logits=True, **options)
+                model.generate(**batch, max_new_tokens=14, return_dict_in_generate=True, output_logits=True, **asked)
             )
         assert torch.equal(results[1].sequences, results[0].sequences), mode
         assert results[1].sequences.shape[1] == batch["input_ids"].shape[1] + 14
@@ -1180,7 +1199,8 @@ def check_evaluate(subject: Subject) -> None:
     # Not the loss that Trainer reports for the stock class: it divides BertLMHeadModel's by unshifted labels.
     inputs, labels = split_batch(subject, rows)
     with torch.no_grad():
-        loss = stock(**inputs, **labels).loss.item()
+        reads_padding = "right" not in subject.comparable_paddings("right")
+        loss = (bare if reads_padding else stock)(**inputs, **labels).loss.item()
     for name, model in (("bare", bare), ("LoRA", wrapped)):
         runner = trainer(model, rows, batch=8)
         metrics = runner.evaluate()
@@ -1372,7 +1392,8 @@ def check_resize(subject: Subject) -> None:
         hf_ext.export_official(model, export)
         with no_warning(), torch.no_grad():
             stock = subject.stock.from_pretrained(export).eval()
-            compare_outputs(model(**inputs, skip_padding=False), stock(**inputs), "exported after resizing")
+            actual = model(**inputs, skip_padding=False)
+            compare_outputs(actual, stock(**inputs), "exported after resizing", subject.compared(inputs))
 
 
 def check_keys_are_stable(subject: Subject) -> None:
@@ -1572,7 +1593,8 @@ def check_quantised(subject: Subject, bits: int) -> None:
     with torch.no_grad():
         expected = stock(**inputs)
         if not heads:
-            compare_outputs(ours(**inputs, skip_padding=False), expected, f"{bits} bit", tolerance=1e-5)
+            actual = ours(**inputs, skip_padding=False)
+            compare_outputs(actual, expected, f"{bits} bit", subject.compared(inputs), tolerance=1e-5)
             compare_outputs(ours(**inputs), expected, f"{bits} bit, padding left out", real_positions(inputs))
         full = tensors_of(source.eval()(**inputs))
         for name, value in tensors_of(ours(**inputs, skip_padding=False)).items():

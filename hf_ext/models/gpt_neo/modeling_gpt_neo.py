@@ -28,6 +28,7 @@ from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt_neo.configuration_gpt_neo import ExtGPTNeoConfig
 
 ORDER = ("input_ids", "past_key_values", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
+SWITCHES = ("output_attentions", "output_hidden_states", "return_dict")
 
 
 class ExtGPTNeoSelfAttention(AttentionCore):
@@ -121,7 +122,7 @@ class ExtGPTNeoPreTrainedModel(ExtPreTrainedModel):
     _can_record_outputs = {"hidden_states": ExtGPTNeoBlock, "attentions": ExtGPTNeoSelfAttention}
 
 
-@positional(*ORDER)
+@positional(*ORDER, "use_cache", *SWITCHES)
 class ExtGPTNeoModel(DecoderModel, ExtGPTNeoPreTrainedModel):
     """The bare decoder."""
 
@@ -178,7 +179,7 @@ class ExtGPTNeoModel(DecoderModel, ExtGPTNeoPreTrainedModel):
         return self.ln_f(hidden_states)
 
 
-@positional(*ORDER)
+@positional(*ORDER, "labels", "use_cache", *SWITCHES, "logits_to_keep")
 class ExtGPTNeoForCausalLM(CausalLMModel, ExtGPTNeoPreTrainedModel, GenerationMixin):
     """Next-token prediction."""
 
@@ -194,7 +195,7 @@ class ExtGPTNeoForCausalLM(CausalLMModel, ExtGPTNeoPreTrainedModel, GenerationMi
         self.post_init()
 
 
-@positional(*ORDER)
+@positional(*ORDER, "labels", "use_cache", *SWITCHES)
 class ExtGPTNeoForSequenceClassification(LastTokenClassificationModel, ExtGPTNeoPreTrainedModel):
     """A label per row, read from its last token."""
 
@@ -206,7 +207,7 @@ class ExtGPTNeoForSequenceClassification(LastTokenClassificationModel, ExtGPTNeo
         self.post_init()
 
 
-@positional(*ORDER)
+@positional(*ORDER, "labels", "use_cache", *SWITCHES)
 class ExtGPTNeoForTokenClassification(DecoderTokenClassificationModel, ExtGPTNeoPreTrainedModel):
     """A label per token."""
 
@@ -222,7 +223,7 @@ class ExtGPTNeoForTokenClassification(DecoderTokenClassificationModel, ExtGPTNeo
         return self.classifier(self.dropout(hidden_states))
 
 
-@positional(*(name for name in ORDER if name != "past_key_values"), "start_positions", "end_positions")
+@positional(*(name for name in ORDER if name != "past_key_values"), "start_positions", "end_positions", *SWITCHES)
 class ExtGPTNeoForQuestionAnswering(DecoderQuestionAnsweringModel, ExtGPTNeoPreTrainedModel):
     """Start and end of an answer."""
 
