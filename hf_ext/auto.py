@@ -123,6 +123,32 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="mistral",
+            official_model_type="mistral",
+            config="ExtMistralConfig",
+            heads={
+                "AutoModel": "ExtMistralModel",
+                "AutoModelForCausalLM": "ExtMistralForCausalLM",
+                "AutoModelForPreTraining": "ExtMistralForCausalLM",
+                "AutoModelForSequenceClassification": "ExtMistralForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtMistralForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtMistralForQuestionAnswering",
+                "AutoModelForTextEncoding": "ExtMistralModel",
+            },
+        ),
+        Architecture(
+            name="gpt_neo",
+            official_model_type="gpt_neo",
+            config="ExtGPTNeoConfig",
+            heads={
+                "AutoModel": "ExtGPTNeoModel",
+                "AutoModelForCausalLM": "ExtGPTNeoForCausalLM",
+                "AutoModelForSequenceClassification": "ExtGPTNeoForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtGPTNeoForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtGPTNeoForQuestionAnswering",
+            },
+        ),
+        Architecture(
             name="gpt_neox",
             official_model_type="gpt_neox",
             config="ExtGPTNeoXConfig",

@@ -17,6 +17,7 @@ from transformers import initialization as init
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
+    create_sliding_window_causal_mask,
     packed_sequence_mask_function,
 )
 from transformers.modeling_outputs import (
@@ -31,6 +32,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_ext.configuration import ExtConfig
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
+from hf_ext.layers.patterns.sliding_window import SlidingWindow
 
 
 def positional(*first: str) -> Callable[[type], type]:
@@ -445,9 +447,35 @@ class DecoderModel(BlockStack):
             rows: boundaries of packed sequences, None where every row is one.
             packing: `rows` where the attention implementation takes the boundaries and needs no mask, else None.
         """
+        mask = self.causal_mask(
+            hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            rows=rows,
+            packing=packing,
+        )
+        return {"attention_mask": mask}
+
+    def causal_mask(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        packing: Packing | None,
+        make: Callable = create_causal_mask,
+    ) -> Tensor | None:
+        """The mask of layers that see all earlier tokens, as the attention implementation in use wants it.
+
+        Args:
+            make: the library's function that makes it; the others are those of `masks`.
+        """
         if packing is not None:
-            return {"attention_mask": None}
-        mask = create_causal_mask(
+            return None
+        return make(
             config=self.config,
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
@@ -456,7 +484,47 @@ class DecoderModel(BlockStack):
             # While a graph is traced the positions cannot be read; the library then makes a mask from them.
             position_ids=position_ids if position_ids is not None and is_tracing(position_ids) else None,
         )
-        return {"attention_mask": mask}
+
+    def sliding_mask(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        packing: Packing | None,
+        **inputs: Tensor | None,
+    ) -> Tensor | SlidingWindow | None:
+        """The mask of layers that see the last `config.sliding_window` tokens (`WindowAttentionCore`): arguments as
+        `masks`.
+
+        Where sdpa computes a whole input, no mask of T * T exists: it is None where the window holds every sequence,
+        and else the plan by which the attention goes block by block. Few queries after a cache, masks of the caller's
+        own, traced graphs and other implementations have the library's mask.
+        """
+        window, tokens = self.config.sliding_window, hidden_states.shape[1]
+        by_block = self.config._attn_implementation == "sdpa" and not is_tracing(attention_mask)
+        real = None
+        if packing is not None:
+            tokens = max(packing.lengths)
+        elif attention_mask is not None:
+            by_block = by_block and isinstance(attention_mask, Tensor) and attention_mask.shape[1:] == (tokens,)
+            if by_block and not attention_mask.all():
+                real = attention_mask.to(hidden_states.device) != 0
+        by_block = by_block and packing is rows and (past_key_values is None or past_key_values.get_seq_length() == 0)
+        if by_block and tokens > window:
+            return SlidingWindow(window, dtype=hidden_states.dtype, device=hidden_states.device, real=real)
+        if by_block and real is None and tokens > 1:  # a single query would see the unused room of a static cache
+            return None
+        return self.causal_mask(
+            hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            rows=rows,
+            packing=packing,
+            make=create_sliding_window_causal_mask,
+            **inputs,
+        )
 
     @merge_with_config_defaults
     @can_return_tuple

@@ -55,15 +55,22 @@ class Case:
         legacy_keys: checkpoint -> the same checkpoint as older files spell it.
         depends_on_length: configurations whose result depends on the length of the whole input by design, so that
             packed and separate, or padded and alone, need not agree.
+        stock_attention: configuration, or "all" -> the attention implementation of the stock class that ours is compared
+            with under every implementation, where the stock class has no other or gets another one wrong. A stock class
+            without sdpa is compared in eager mode anyway.
+        own_padding: configuration, or "all" -> padding patterns (`PADDINGS`) whose pads, where they see nothing, hold
+            other values than the stock class's: what a query that sees nothing gets is a matter of the
+            implementation. Real positions are compared, and losses that read pads are not.
+        reordered_dropout: configuration -> dropout fields that sdpa draws block by block and so in another order than
+            the stock class; with these at zero the rest of the dropout is compared. Eager draws as the stock class.
+        wrong_in_stock: deterministic ways to generate (of `harness.MODES`) that give other tokens than greedy search in
+            the stock class, by a fault of its own; ours is compared with its greedy search.
         wide: fields of a configuration large enough to measure the spread of initial values.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
         stock_name: parameter name in the stock class's memory -> name in the file.
         stock_classes: our class name -> a subclass of the stock class that takes an input on which that one fails,
             although every other class of its kind takes it.
         stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
-        first_tokens_differ: whether, in the stock class, tokens at the start of a row with nothing to attend to attend
-            to what comes after them. Nothing reads such padding, so there only real tokens are compared, and no label
-            is predicted from it.
         adapter_targets: modules for adapters, where PEFT has no default for the official type.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
     """
@@ -79,10 +86,13 @@ class Case:
     legacy_keys: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     depends_on_length: tuple[str, ...] = ()
     segments_are_words: bool = False
+    stock_attention: dict[str, str] = field(default_factory=dict)
+    own_padding: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    reordered_dropout: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong_in_stock: tuple[str, ...] = ()
     stock_name: Callable[[str], str] = str
     stock_classes: dict[str, type] = field(default_factory=dict)
     stock_keeps_cache: bool = True
-    first_tokens_differ: bool = False
     adapter_targets: list[str] | None = None
     inputs: Callable[..., dict[str, Tensor]] | None = None
 
@@ -539,7 +549,7 @@ OPENAI_GPT = Case(
     legacy_keys=openai_gpt_legacy_keys,
     stock_classes={"ExtOpenAIGPTDoubleHeadsModel": OpenAIGPTDoubleHeadsModel},
     stock_keeps_cache=False,
-    first_tokens_differ=True,
+    own_padding={"all": ("left",)},
     adapter_targets=["c_attn", "c_proj"],
     wide={"n_embd": 96, "n_head": 4, "vocab_size": 211, "num_labels": 7},
     segments_are_words=True,
@@ -832,10 +842,270 @@ GPT_NEOX = Case(
     wide={"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 211, "num_labels": 7},
 )
 
+# --- Mistral ------------------------------------------------------------------------------------------------------
+
+
+def mistral_configs(seed: int = 0) -> dict[str, dict]:
+    """Windows smaller than, as long as, and longer than the 9 tokens of the tests, and none; grouped, multi-query and
+    multi-head attention; own head width; tied or not; rope types. Smaller windows are computed block by block."""
+    draw = random.Random(seed)
+    configs = {}
+    for name, heads, kv_heads, width, window, fields in (
+        ("grouped", 4, 2, 8, 4, {}),
+        ("window2-multiquery-tied", 3, 1, 6, 2, {"tie_word_embeddings": True}),
+        ("full", 4, 4, 8, None, {"hidden_act": "gelu_new"}),
+        ("window-longer", 2, 1, 8, 64, {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e3, "factor": 2.0}}),
+        ("window9-own-width", 4, 2, 6, 9, {"head_dim": 6, "hidden_size": 20}),
+        (
+            "window5-yarn",
+            6,
+            2,
+            4,
+            5,
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+        ),
+    ):
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "hidden_size": heads * width,
+            "intermediate_size": draw.randint(17, 50),
+            "num_hidden_layers": draw.choice([2, 3]),
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "max_position_embeddings": 64,
+            "rms_norm_eps": draw.choice([1e-6, 1e-5]),
+            "sliding_window": window,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            **fields,
+        }
+    return configs
+
+
+MISTRAL = Case(
+    is_decoder=True,
+    heads={
+        "ExtMistralModel": Head("base"),
+        "ExtMistralForCausalLM": Head("causal"),
+        "ExtMistralForSequenceClassification": Head("row"),
+        "ExtMistralForTokenClassification": Head("token"),
+        "ExtMistralForQuestionAnswering": Head("span"),
+    },
+    configs=mistral_configs(),
+    dropout={"attention_dropout": 0.2, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"sliding_window": -3}, "sliding_window"),
+        ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size"),
+        ({"num_attention_heads": 4, "hidden_size": 32, "num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"attention_dropout": 2.0}, "attention_dropout"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type"),
+        ({"model_type": "llama"}, "llama"),
+    ),
+    official_files={
+        "Mistral-7B-v0.1": {
+            "architectures": ["MistralForCausalLM"],
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 32768,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.34.0.dev0",
+            "use_cache": True,
+            "vocab_size": 32000,
+        },
+        "Mistral-Nemo-Base-2407": {
+            "architectures": ["MistralForCausalLM"],
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 5120,
+            "initializer_range": 0.02,
+            "intermediate_size": 14336,
+            "max_position_embeddings": 128000,
+            "model_type": "mistral",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "vocab_size": 131072,
+        },
+    },
+    legacy_keys=llama_legacy_keys,
+    reordered_dropout=dict.fromkeys(("grouped", "window2-multiquery-tied", "window5-yarn"), ("attention_dropout",)),
+    wide={"hidden_size": 96, "intermediate_size": 128, "vocab_size": 211, "num_labels": 7},
+)
+
+# --- GPT-Neo ------------------------------------------------------------------------------------------------------
+
+
+def gpt_neo_configs(seed: int = 0) -> dict[str, dict]:
+    """Alternating, all local, all global, the local layer first; windows smaller and longer than the 9 tokens of the
+    tests; own inner width or not; tied or not."""
+    draw = random.Random(seed)
+    configs = {}
+    for name, types, window, fields in (
+        ("alternating", [[["global", "local"], 1]], 4, {}),
+        ("local-window2-untied", [[["local"], 2]], 2, {"tie_word_embeddings": False, "activation_function": "relu"}),
+        ("global", [[["global"], 2]], 3, {"intermediate_size": None}),
+        ("local-first-window5", [[["local"], 1], [["global", "local"], 1]], 5, {"activation_function": "gelu"}),
+        ("window-longer", [[["global", "local"], 1]], 256, {}),
+    ):
+        heads = draw.choice([2, 3, 4])
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "max_position_embeddings": draw.randint(40, 60),
+            "hidden_size": heads * draw.choice([5, 7, 8]) if name != "alternating" else heads * 8,
+            "num_layers": sum(len(kinds) * repeats for kinds, repeats in types),
+            "attention_types": types,
+            "num_heads": heads,
+            "intermediate_size": draw.randint(17, 50),
+            "window_size": window,
+            "layer_norm_epsilon": draw.choice([1e-6, 1e-5]),
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            **fields,
+        }
+    return configs
+
+
+def gpt_neo_legacy_keys(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the official files: the mask of every layer was saved."""
+    prefix = "transformer." if any(name.startswith("transformer.") for name in tensors) else ""
+    masks = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.bool).tril(), "masked_bias": torch.tensor(-1e9)}
+    return {
+        **tensors,
+        **{f"{prefix}h.{i}.attn.attention.{name}": x.clone() for i in range(2) for name, x in masks.items()},
+    }
+
+
+def gpt_neo_inputs(kind: str, config: object, padding: str = "none", **kwargs: object) -> dict[str, Tensor]:
+    """Segments are words."""
+    inputs = text_inputs(kind, config, padding, **kwargs)
+    generator = torch.Generator().manual_seed(inputs["input_ids"].shape[-1])
+    inputs["token_type_ids"] = torch.randint(7, inputs["input_ids"].shape, generator=generator)
+    return inputs
+
+
+GPT_NEO = Case(
+    is_decoder=True,
+    heads={
+        "ExtGPTNeoModel": Head("base"),
+        "ExtGPTNeoForCausalLM": Head("causal"),
+        "ExtGPTNeoForSequenceClassification": Head("row"),
+        "ExtGPTNeoForTokenClassification": Head("token"),
+        "ExtGPTNeoForQuestionAnswering": Head("span"),
+    },
+    configs=gpt_neo_configs(),
+    dropout={"resid_dropout": 0.1, "embed_dropout": 0.15, "attention_dropout": 0.2, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"hidden_size": 30, "num_heads": 4}, "hidden_size"),
+        ({"num_heads": 0}, "num_heads"),
+        ({"num_layers": -1}, "num_layers"),
+        ({"num_layers": 3, "attention_types": [[["global", "local"], 1]]}, "attention_types"),
+        ({"num_layers": 2, "attention_types": [[["global", "sparse"], 1]]}, "sparse"),
+        ({"num_layers": 2, "attention_types": ["global", "local"]}, "attention_types"),
+        (
+            {"num_layers": 2, "attention_types": [[["global"], 2]], "attention_layers": ["local", "local"]},
+            "attention_layers",
+        ),
+        ({"window_size": 0}, "window_size"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"resid_dropout": 1.5}, "resid_dropout"),
+        ({"attention_dropout": -0.1}, "attention_dropout"),
+        ({"model_type": "gpt_neox"}, "gpt_neox"),
+    ),
+    official_files={
+        "gpt-neo-125m": {
+            "activation_function": "gelu_new",
+            "architectures": ["GPTNeoForCausalLM"],
+            "attention_dropout": 0,
+            "attention_layers": ["global", "local"] * 6,
+            "attention_types": [[["global", "local"], 6]],
+            "bos_token_id": 50256,
+            "embed_dropout": 0,
+            "eos_token_id": 50256,
+            "gradient_checkpointing": False,
+            "hidden_size": 768,
+            "initializer_range": 0.02,
+            "intermediate_size": None,
+            "layer_norm_epsilon": 1e-05,
+            "max_position_embeddings": 2048,
+            "model_type": "gpt_neo",
+            "num_heads": 12,
+            "num_layers": 12,
+            "resid_dropout": 0,
+            "summary_activation": None,
+            "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True,
+            "summary_type": "cls_index",
+            "summary_use_proj": True,
+            "transformers_version": "4.9.0.dev0",
+            "use_cache": True,
+            "vocab_size": 50257,
+            "window_size": 256,
+        },
+        "general names": {
+            "model_type": "gpt_neo",
+            "hidden_size": 64,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 4,
+        },
+    },
+    legacy_keys=gpt_neo_legacy_keys,
+    segments_are_words=True,
+    own_padding={"all": ("left", "right", "holes")},
+    wrong_in_stock=("static",),
+    reordered_dropout=dict.fromkeys(
+        ("alternating", "local-window2-untied", "local-first-window5"), ("attention_dropout",)
+    ),
+    wide={"hidden_size": 96, "num_heads": 4, "intermediate_size": 128, "vocab_size": 211, "num_labels": 7},
+    inputs=gpt_neo_inputs,
+)
+
 CASES: dict[str, Case] = {
     "ext_bert": BERT,
     "ext_gpt2": GPT2,
     "ext_openai_gpt": OPENAI_GPT,
+    "ext_gpt_neo": GPT_NEO,
     "ext_gpt_neox": GPT_NEOX,
     "ext_llama": LLAMA,
+    "ext_mistral": MISTRAL,
 }

@@ -123,12 +123,33 @@ class Subject:
     def depends_on_length(self) -> bool:
         return self.config_name in self.case.depends_on_length
 
+    def stock_attention(self, attn: str) -> str:
+        """The attention implementation of the stock class to compare with."""
+        if attn == "sdpa" and not self.stock._supports_sdpa:
+            return "eager"  # an old class: the one implementation that it has is the reference for all of ours
+        return self.case.stock_attention.get(self.config_name, self.case.stock_attention.get("all", attn))
+
+    def own_padding(self, attn: str) -> tuple[str, ...]:
+        """Padding patterns whose pads hold other values than the stock class's."""
+        patterns = self.case.own_padding.get(self.config_name, self.case.own_padding.get("all", ()))
+        return patterns if self.stock_attention(attn) == attn else (*patterns, "left")
+
+    def compared(self, inputs: dict[str, Tensor], padding: str, attn: str = "sdpa") -> Tensor | None:
+        """(B, T) positions at which the stock class's values must be met where padding is computed; None for all."""
+        return real_positions(inputs) if padding in self.own_padding(attn) else None
+
+    def comparable_paddings(self, *patterns: str, attn: str) -> tuple[str, ...]:
+        """Those patterns on which the loss must be that of the stock class: a span's loss is over all positions."""
+        return tuple(p for p in patterns if not (self.kind == "span" and p in self.own_padding(attn)))
+
     def inputs(self, config: object, padding: str = "none", **kwargs: object) -> dict[str, Tensor]:
         return (self.case.inputs or text_inputs)(self.kind, config, padding, **kwargs)
 
     def labels(self, config: object, inputs: dict[str, Tensor], **kwargs: object) -> dict[str, Tensor]:
         labels = text_labels(self.kind, config, inputs, **kwargs)
-        if self.case.first_tokens_differ and self.kind in ("causal", "double") and "attention_mask" in inputs:
+        own = self.own_padding("sdpa") or self.own_padding("eager")
+        if own and self.kind in ("causal", "double") and "attention_mask" in inputs:
+            # The pad before a row's text, which sees nothing, predicts its first token.
             from_padding = inputs["attention_mask"][..., :-1] == 0
             labels["labels"][..., 1:] = labels["labels"][..., 1:].masked_fill(from_padding, IGNORED)
         return labels
@@ -255,9 +276,9 @@ def build(cls: type, subject: Subject, *, attn: str = "sdpa", folder: Path | Non
     """Load the checkpoint of a subject into a class, with some fields of the configuration changed."""
     folder = folder or stock_folder(subject)
     config_class = subject.stock_config if cls is subject.stock else subject.our_config
+    if cls is subject.stock:
+        attn = subject.stock_attention(attn)
     config = config_class.from_pretrained(folder)
-    if attn == "sdpa" and not cls._supports_sdpa:
-        attn = "eager"  # an old stock class: the one implementation that it has is the reference for all of ours
     for name, value in fields.items():
         setattr(config, name, value)
     return cls.from_pretrained(folder, config=config, attn_implementation=attn).eval()
@@ -307,10 +328,11 @@ def compare_outputs(
     what: str,
     real: Tensor | None = None,
     tolerance: float = TOLERANCE,
-    queries: Tensor | None = None,
+    *,
+    real_queries: bool = False,
 ) -> int:
-    """All tensors of two outputs; where `real` (B, T) is given, per-token tensors at real positions only; where
-    `queries` (B, T) is given, attention weights of these queries only.
+    """All tensors of two outputs; where `real` (B, T) is given, per-token tensors at real positions only, attention
+    weights (B, H, T, K) too if `real_queries`.
 
     Returns:
         How many tensors were compared.
@@ -322,8 +344,8 @@ def compare_outputs(
         if real is not None and "attentions" not in name:
             assert mine.shape == reference.shape
             mine, reference = at_real_positions(mine, real), at_real_positions(reference, real)
-        if queries is not None and "attentions" in name:
-            mine, reference = (x.transpose(1, 2)[queries] for x in (mine, reference))
+        elif real is not None and real_queries:
+            mine, reference = mine.transpose(1, 2)[real], reference.transpose(1, 2)[real]
         assert_close(mine, reference, f"{what}: {name}", tolerance)
     return len(theirs)
 
@@ -551,15 +573,16 @@ def check_forward(subject: Subject, attn: str) -> None:
         if attn == "eager":
             wanted["output_attentions"] = True
         expected = stock(**inputs, **wanted)
-        where = real if padding == "left" and subject.case.first_tokens_differ else None
+        where = subject.compared(inputs, padding, attn)
+        own = where is not None
         what = f"{padding}, padding computed"
-        computed = ours(**inputs, **wanted, skip_padding=False)
-        compare_outputs(computed, expected, f"{what}, by argument", where, queries=where)
+        by_argument = ours(**inputs, **wanted, skip_padding=False)
+        compare_outputs(by_argument, expected, f"{what}, by argument", where, real_queries=own)
         ours.config.skip_padding = False
-        compare_outputs(ours(**inputs, **wanted), expected, f"{what}, by configuration", where, queries=where)
+        compare_outputs(ours(**inputs, **wanted), expected, f"{what}, by configuration", where, real_queries=own)
         ours.config.skip_padding = True
         if attn == "eager":
-            compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, attention weights", real, queries=where)
+            compare_outputs(ours(**inputs, **wanted), expected, f"{padding}, attention weights", real, real_queries=own)
 
 
 @torch.no_grad()
@@ -610,7 +633,7 @@ def check_attention_switches(subject: Subject) -> None:
 def check_training_step(subject: Subject, attn: str) -> None:
     """A wrong loss or gradient trains to another model, which no test in eval mode notices."""
     stock, ours = pair(subject, attn=attn, **no_dropout(subject))
-    for padding in ("none", "right", "left"):
+    for padding in subject.comparable_paddings("none", "right", "left", attn=attn):
         inputs = subject.inputs(ours.config, padding)
         labels = subject.labels(ours.config, inputs)
         expected, reference = loss_and_gradients(stock, subject, inputs, labels, rename=subject.case.stock_name)
@@ -624,13 +647,16 @@ def check_training_step(subject: Subject, attn: str) -> None:
 
 def check_training_step_with_dropout(subject: Subject, attn: str) -> None:
     """Dropout at another place, or drawn in another order, would make training curves incomparable."""
-    stock, ours = pair(subject, attn=attn, ours={"skip_padding": False}, **subject.case.dropout)
-    for padding in ("none", "right"):
+    reordered = subject.case.reordered_dropout.get(subject.config_name, ()) if attn == "sdpa" else ()
+    dropout = {**subject.case.dropout, **dict.fromkeys(reordered, 0.0)}
+    stock, ours = pair(subject, attn=attn, ours={"skip_padding": False}, **dropout)
+    for padding in subject.comparable_paddings("none", "right", attn=attn):
         inputs = subject.inputs(ours.config, padding)
         labels = subject.labels(ours.config, inputs)
         expected, reference = loss_and_gradients(stock, subject, inputs, labels, seed=3, rename=subject.case.stock_name)
         other, _ = loss_and_gradients(stock, subject, inputs, labels, seed=4)
-        assert (other - expected).abs() > 1e-4, "dropout does nothing, the comparison would be empty"
+        if not reordered:  # else there may be no other dropout left
+            assert (other - expected).abs() > 1e-4, "dropout does nothing, the comparison would be empty"
         loss, found = loss_and_gradients(ours, subject, inputs, labels, seed=3)
         assert_close(loss, expected, f"{padding}: loss")
         compare_gradients(found, reference, padding)
@@ -708,7 +734,7 @@ def check_files_equal_stock(subject: Subject) -> None:
     inputs = subject.inputs(ours.config, "right")
     with torch.no_grad():
         actual = ours(**inputs, skip_padding=False)
-        compare_outputs(actual, stock.eval()(**inputs), "exported", tolerance=TOLERANCE)
+        compare_outputs(actual, stock.eval()(**inputs), "exported", subject.compared(inputs, "right"))
 
 
 # --- 6: generation ------------------------------------------------------------------------------------------------
@@ -760,8 +786,10 @@ def check_generation_equals_stock(subject: Subject, attn: str) -> None:
         results = []
         for model in (stock, ours):
             torch.manual_seed(7)
+            wrong = model is stock and mode in subject.case.wrong_in_stock
+            asked = MODES["greedy"] if wrong else options
             results.append(
-                model.generate(**batch, max_new_tokens=14, return_dict_in_generate=True, output_logits=True, **options)
+                model.generate(**batch, max_new_tokens=14, return_dict_in_generate=True, output_logits=True, **asked)
             )
         assert torch.equal(results[1].sequences, results[0].sequences), mode
         assert results[1].sequences.shape[1] == batch["input_ids"].shape[1] + 14
@@ -1189,7 +1217,8 @@ def check_evaluate(subject: Subject) -> None:
     # Not the loss that Trainer reports for the stock class: it divides BertLMHeadModel's by unshifted labels.
     inputs, labels = split_batch(subject, rows)
     with torch.no_grad():
-        loss = stock(**inputs, **labels).loss.item()
+        reads_padding = "right" not in subject.comparable_paddings("right", attn="sdpa")
+        loss = (bare if reads_padding else stock)(**inputs, **labels).loss.item()
     for name, model in (("bare", bare), ("LoRA", wrapped)):
         runner = trainer(model, rows, batch=8)
         metrics = runner.evaluate()
@@ -1381,7 +1410,8 @@ def check_resize(subject: Subject) -> None:
         hf_ext.export_official(model, export)
         with no_warning(), torch.no_grad():
             stock = subject.stock.from_pretrained(export).eval()
-            compare_outputs(model(**inputs, skip_padding=False), stock(**inputs), "exported after resizing")
+            actual = model(**inputs, skip_padding=False)
+            compare_outputs(actual, stock(**inputs), "exported after resizing", subject.compared(inputs, "right"))
 
 
 def check_keys_are_stable(subject: Subject) -> None:
@@ -1582,7 +1612,8 @@ def check_quantised(subject: Subject, bits: int) -> None:
     with torch.no_grad():
         expected = stock(**inputs)
         if not heads:
-            compare_outputs(ours(**inputs, skip_padding=False), expected, f"{bits} bit", tolerance=1e-5)
+            actual = ours(**inputs, skip_padding=False)
+            compare_outputs(actual, expected, f"{bits} bit", subject.compared(inputs, "right"), tolerance=1e-5)
             compare_outputs(ours(**inputs), expected, f"{bits} bit, padding left out", real_positions(inputs))
         full = tensors_of(source.eval()(**inputs))
         for name, value in tensors_of(ours(**inputs, skip_padding=False)).items():
