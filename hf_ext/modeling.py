@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -188,8 +189,11 @@ class BlockStack:
         **kwargs: object,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """hidden_states (B, T, C) or packed (1, N, C) -> the same shape. The library's hooks collect hidden states and
-        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional."""
-        for block in self.blocks():
+        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional.
+
+        The number of blocks is read at every call: the library lowers it for a while to exit early
+        (`assistant_early_exit`)."""
+        for block in islice(self.blocks(), self.config.num_hidden_layers):
             hidden_states = block(hidden_states, *args, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
