@@ -270,16 +270,16 @@ def train(checkpoints: dict[str, str], processes: int) -> dict[str, dict]:
 
 
 def launch(folder: Path) -> tuple[dict[str, dict], dict[str, dict]]:
-    """`train` in this process, and by `accelerate launch` in two."""
+    """`train` in this process, and in two, started by torch's launcher as `accelerate launch` does with two devices (on
+    the CPU `accelerate launch` starts one, whatever `--num_processes` says)."""
     checkpoints = {str(subject): str(stock_folder(subject)) for subject in language_models()}
     (folder / "checkpoints.json").write_text(json.dumps(checkpoints))
-    command = "-m accelerate.commands.launch --cpu --num_machines 1 --mixed_precision no --dynamo_backend no"
-    command = f"{sys.executable} {command} --num_processes {PROCESSES} --main_process_port {free_port()}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(PROCESSES)]
     done = subprocess.run(
-        [*command.split(), __file__, "train", str(folder)],
+        [*command, __file__, "train", str(folder)],
         capture_output=True,
         text=True,
-        env=environment(),
+        env={**environment(), "ACCELERATE_USE_CPU": "true"},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -76,7 +76,7 @@ def test_stages_by_the_plan(subject):
 
 @pytest.mark.slow
 def test_trainer_in_two_processes(tmp_path):
-    """`accelerate launch` with half of the rows each is the same training run."""
+    """A `Trainer` run of two processes with half of the rows each is the run of one."""
     alone, together = parallel.launch(tmp_path)
     assert set(alone) == set(together)
     for name, expected in alone.items():
