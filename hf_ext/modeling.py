@@ -9,10 +9,11 @@ Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import Cache, DistributedConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import (
     create_bidirectional_mask,
@@ -31,6 +32,7 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_ext.configuration import ExtConfig
+from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
 from hf_ext.layers.patterns.sliding_window import SlidingWindow
 
@@ -91,6 +93,24 @@ class ExtPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         # The library finds out by searching the source for its own habits; here every attention layer is a core.
         return True
+
+    def _resolve_parallel_plans(self, distributed_config: DistributedConfig) -> tuple[dict[str, str], ...]:
+        """The plans of the library, after a look at the heads: it would divide the width inside a head.
+
+        Raises:
+            ValueError: tensor parallelism over a number of processes that does not divide the heads.
+        """
+        tp_plan, *others = super()._resolve_parallel_plans(distributed_config)
+        cores = [name for name, module in self.named_modules() if isinstance(module, AttentionCore)]
+        if any(name.startswith(f"{core}.") for name in tp_plan for core in cores):
+            for field in ("num_attention_heads", "num_key_value_heads", "num_kv_heads"):
+                heads = getattr(self.config, field, None)
+                if heads and heads % distributed_config.tp_size:
+                    raise ValueError(
+                        f"{field} ({heads}) cannot be divided among tp_size={distributed_config.tp_size} processes: "
+                        "each needs whole heads. Use fewer processes, or a tp_plan without the attention layers."
+                    )
+        return tp_plan, *others
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -206,8 +226,11 @@ class BlockStack:
         **kwargs: object,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """hidden_states (B, T, C) or packed (1, N, C) -> the same shape. The library's hooks collect hidden states and
-        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional."""
-        for block in self.blocks():
+        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional.
+
+        The number of blocks is read at every call: the library lowers it for a while to exit early
+        (`assistant_early_exit`)."""
+        for block in islice(self.blocks(), self.config.num_hidden_layers):
             hidden_states = block(hidden_states, *args, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values

@@ -1,0 +1,407 @@
+"""What `generate` does with our classes and with the stock ones, one function per check.
+
+As in `harness.py`, each check takes a `Subject`, and both classes load the same file. What `harness.py` checks for
+every head (greedy, beams, a static cache, left padding, an assistant) is not repeated here.
+
+Shapes: B batch, T tokens.
+"""
+
+import copy
+import io
+import threading
+from collections.abc import Callable
+from contextlib import redirect_stdout
+
+import torch
+import transformers
+from harness import (
+    Subject,
+    assert_close,
+    generation_pair,
+    no_warning,
+    ours_and_official_folders,
+    prompts,
+    randomise,
+    scratch,
+    subjects,
+    tensors_of,
+    tiny_tokenizer,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    CompileConfig,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    TextIteratorStreamer,
+    TextStreamer,
+)
+
+import hf_ext
+
+NEW = 10
+LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # how configurations name the longest input
+
+
+def generating() -> list[Subject]:
+    """The language models that generate, in their first configuration."""
+    return subjects("causal", configs="one", where=lambda s: s.generates)
+
+
+def windowed() -> list[Subject]:
+    """Those whose configuration has a window, each configuration."""
+    names = ("sliding_window", "window_size", "attention_window")
+    return subjects("causal", where=lambda s: s.generates and any(s.fields.get(name) for name in names))
+
+
+def generate(model: torch.nn.Module, batch: dict, seed: int = 7, **options: object) -> Tensor:
+    """Token ids, (rows, T), with the random numbers of `seed`."""
+    torch.manual_seed(seed)
+    return model.generate(**batch, **{"max_new_tokens": NEW, **options})
+
+
+def attempt(function: Callable, *args: object, **options: object) -> object:
+    """What a call returns or raises."""
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        return error
+
+
+# --- decoding, caches ---------------------------------------------------------------------------------------------
+
+DECODING = {
+    "top-p": {"do_sample": True, "top_p": 0.8, "temperature": 0.7},
+    "min-p": {"do_sample": True, "min_p": 0.05, "top_k": 0},
+    "typical": {"do_sample": True, "typical_p": 0.7, "repetition_penalty": 1.4},
+    "several": {"do_sample": True, "num_return_sequences": 3},
+    "no cache": {"do_sample": True, "use_cache": False},
+    "beams that end": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.4, "early_stopping": True},
+    "guidance": {"guidance_scale": 1.6},
+    "in pieces": {"prefill_chunk_size": 4},
+    "in pieces, beams": {"prefill_chunk_size": 2, "num_beams": 2},
+    "in pieces, static": {"prefill_chunk_size": 3, "cache_implementation": "static"},
+    "static, beams": {"cache_implementation": "static", "num_beams": 3},
+}
+
+
+def check_decoding(subject: Subject) -> None:
+    """Ways of decoding that ask the model for more than the next logits: other tokens, or an error."""
+    stock, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    for mode, options in DECODING.items():
+        if "end" in mode:  # a third of the vocabulary ends a row
+            options = {**options, "eos_token_id": list(range(5, ours.config.vocab_size, 3))}
+        expected = generate(stock, batch, **options)
+        actual = generate(ours, batch, **options)
+        assert torch.equal(actual, expected), mode
+
+
+def check_stopping(subject: Subject) -> None:
+    """Rows that end at different steps are padded; a model that looks at the padding goes on differently."""
+    stock, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    for step in (2, 3, 5):
+        ends = list(range(5, ours.config.vocab_size, step))
+        for options in ({}, {"do_sample": True}):
+            expected = generate(stock, batch, eos_token_id=ends, **options)
+            assert torch.equal(generate(ours, batch, eos_token_id=ends, **options), expected)
+    # Settings of sampling beside a greedy search: the library warns, and neither class takes notice.
+    options = {"num_beams": 3, "do_sample": False, "temperature": 0.4, "top_p": 0.9}
+    alarms = []
+    for model in (stock, ours):
+        with no_warning(allow=(".",)) as alarm:
+            generate(model, batch, **options)
+        alarms.append([m for m in alarm.messages if "hf_ext" not in m])
+    assert alarms[0] == alarms[1]
+    assert torch.equal(generate(ours, batch, **options), generate(stock, batch, num_beams=3))
+
+
+def check_caches(subject: Subject) -> None:
+    """Caches that keep, move or cut keys and values in their own way."""
+    stock, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    for implementation in ("dynamic", "static", "offloaded", "offloaded_static"):
+        for options in ({}, {"num_beams": 2}):
+            options = {**options, "cache_implementation": implementation}
+            expected, actual = (attempt(generate, model, batch, **options) for model in (stock, ours))
+            if isinstance(expected, Exception):  # offloading wants an accelerator
+                assert "offloaded" in implementation and type(actual) is type(expected), expected
+            else:
+                assert torch.equal(actual, expected), implementation
+
+
+def check_quantised_cache(subject: Subject, backend: str) -> None:
+    """Keys and values in four bits."""
+    stock, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    options = {"cache_implementation": "quantized", "cache_config": {"backend": backend, "nbits": 4}}
+    assert torch.equal(generate(ours, batch, **options), generate(stock, batch, **options))
+
+
+def check_window_cache(subject: Subject) -> None:
+    """A cache that keeps only the window must give what all keys give, on both sides of the window."""
+    stock, ours = generation_pair(subject)
+    rows, batch = prompts(subject, ours.config, lengths=(3, 12))
+    for options in ({}, {"num_beams": 2}, {"cache_implementation": "static"}, {"prefill_chunk_size": 5}):
+        expected = generate(stock, batch, max_new_tokens=20, **options)
+        assert torch.equal(generate(ours, batch, max_new_tokens=20, **options), expected), options
+    cached = generate(ours, {"input_ids": rows[-1]}, max_new_tokens=20)
+    assert torch.equal(cached, generate(ours, {"input_ids": rows[-1]}, max_new_tokens=20, use_cache=False))
+
+
+def check_continued_cache(subject: Subject) -> None:
+    """A chat hands the cache of one turn to the next."""
+    stock, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config, lengths=(4, 6))
+    results = []
+    for model in (stock, ours):
+        first = model.generate(rows[0], max_new_tokens=4, return_dict_in_generate=True)
+        both = torch.cat([first.sequences, rows[1]], -1)
+        again = model.generate(both, past_key_values=first.past_key_values, max_new_tokens=NEW)
+        assert torch.equal(again, model.generate(both, max_new_tokens=NEW))
+        results.append(again)
+    assert torch.equal(*results)
+
+
+def check_assistants(subject: Subject) -> None:
+    """Proposed tokens are refused by cutting the cache; what is left must be what was there."""
+    stock, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config)
+    ids = torch.cat([rows[-1], rows[-1][:, :4]], -1)  # repeats itself, so that a look-up finds something
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    helper, folder = copy.deepcopy(stock), scratch()
+    randomise(helper, seed=1)
+    helper.tie_weights()
+    helper.save_pretrained(folder)
+    helpers = [model.from_pretrained(folder).eval() for model in (subject.stock, subject.ours)]
+    greedy = generate(ours, batch, max_new_tokens=16)
+    modes = {
+        "look-up": [{"prompt_lookup_num_tokens": 3}] * 2,
+        "sampled look-up": [{"prompt_lookup_num_tokens": 3, "do_sample": True}] * 2,
+        "sampled assistant": [{"assistant_model": helper, "do_sample": True} for helper in helpers],
+    }
+    for mode, options in modes.items():
+        expected, actual = (
+            generate(m, batch, max_new_tokens=16, **o) for m, o in zip((stock, ours), options, strict=True)
+        )
+        assert torch.equal(actual, expected), mode
+        assert "sampled" in mode or torch.equal(actual, greedy), mode
+    # Not every stock class can leave early.
+    assert torch.equal(generate(ours, batch, max_new_tokens=16, assistant_early_exit=1), greedy)
+
+
+def check_early_exit(subject: Subject) -> None:
+    """Layer skipping (Elhoushi et al., 2024, https://arxiv.org/abs/2404.16710) runs the first blocks only, by setting
+    the number of layers for a while; a model that does not notice proposes nothing cheaper than its own tokens."""
+    _, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config)
+    calls = []
+    for block in ours.base_model.blocks():
+        block.register_forward_hook(lambda *_: calls.append(1))
+    depth = ours.config.num_hidden_layers
+    ours(input_ids=rows[0])
+    assert len(calls) == depth
+    calls.clear()
+    ours.config.num_hidden_layers = 1
+    ours(input_ids=rows[0])
+    assert len(calls) == 1
+    ours.config.num_hidden_layers = depth
+
+
+def check_compiled_decoding(subject: Subject, backend: str) -> None:
+    """A decode step that breaks the graph, or is compiled again for every token."""
+    stock, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    expected = generate(stock, batch, cache_implementation="static")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    options = CompileConfig(fullgraph=True, backend=backend, mode=None if backend != "inductor" else "default")
+    options._compile_all_devices = True
+    actual = generate(ours, batch, cache_implementation="static", compile_config=options)
+    assert torch.equal(actual, expected)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 1 <= graphs <= 2, f"{graphs} graphs"
+    again = generate(ours, batch, cache_implementation="static", compile_config=options)
+    assert torch.equal(again, expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "compiled again"
+
+
+def check_continuous_batching(subject: Subject) -> None:
+    """Requests of unequal lengths in one packed row, with keys and values in pages."""
+    stock, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config, lengths=(2, 7, 11, 5))
+    requests = [row[0].tolist() for row in rows]
+    config = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    pages = ContinuousBatchingConfig(page_size=4, num_blocks=64, max_batch_tokens=32)
+
+    def tokens(model: torch.nn.Module) -> list[list[int]]:
+        outputs = model.generate_batch(requests, generation_config=config, continuous_batching_config=pages)
+        return [x.generated_tokens for x in sorted(outputs.values(), key=lambda x: int(x.request_id.split("_")[-1]))]
+
+    if isinstance(attempt(tokens, stock), Exception):
+        return
+    expected = [generate(ours, {"input_ids": row}, max_new_tokens=6)[0, row.shape[1] :].tolist() for row in rows]
+    assert tokens(ours) == expected
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def check_right_padding(subject: Subject) -> None:
+    """The library warns; the tokens are those of the stock class."""
+    stock, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config)
+    pad = ours.config.pad_token_id
+    longest = max(row.shape[1] for row in rows)
+    ids = torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1]), value=pad) for row in rows])
+    batch = {"input_ids": ids, "attention_mask": (ids != pad).long()}
+    results = []
+    for model in (stock, ours):
+        with no_warning(allow=("right-padding",)) as alarm:
+            results.append(generate(model, batch))
+        assert any("right-padding" in message for message in alarm.messages)
+    assert torch.equal(*results)
+
+
+def check_no_prompt(subject: Subject) -> None:
+    """No prompt at all starts from the first token of a text; a prompt of no tokens is an error."""
+    stock, ours = generation_pair(subject)
+    assert torch.equal(generate(ours, {}), generate(stock, {}))
+    for empty in (torch.zeros(1, 0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.long)):
+        expected, actual = (attempt(generate, model, {"input_ids": empty}) for model in (stock, ours))
+        if isinstance(expected, Tensor):
+            assert torch.equal(actual, expected)
+        else:
+            # The library itself stumbles over the second one, before it calls the model.
+            assert isinstance(actual, ValueError | type(expected)), f"{actual!r} for a prompt of {tuple(empty.shape)}"
+
+
+def check_embedded_prompt(subject: Subject) -> None:
+    """Prompts given as embeddings, as multimodal models and prompt tuning give them."""
+    stock, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    results = []
+    for model in (stock, ours):
+        embeds = model.get_input_embeddings()(batch["input_ids"])
+        results.append(generate(model, {"inputs_embeds": embeds, "attention_mask": batch["attention_mask"]}))
+    assert torch.equal(*results)
+
+
+def check_long_prompt(subject: Subject) -> None:
+    """A prompt, or a text that has grown, longer than the positions: the field and its value are named where the stock
+    class fails inside torch; elsewhere the result is that of the stock class."""
+    stock, ours = generation_pair(subject)
+    field = next((name for name in LENGTHS if getattr(ours.config, name, None)), None)
+    if field is None:
+        return
+    limit = getattr(ours.config, field)
+    for length, new in ((limit + 1, 2), (limit - 1, 5)):
+        ids = torch.arange(length)[None] % (ours.config.vocab_size - 5) + 5
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        expected, actual = (attempt(generate, model, batch, max_new_tokens=new) for model in (stock, ours))
+        if isinstance(expected, Tensor):
+            assert torch.equal(actual, expected)
+        else:
+            assert isinstance(actual, ValueError), f"{length} tokens: {actual!r}"
+            official = type(ours.config).attribute_map.get(field, field)
+            assert official in str(actual) and str(limit) in str(actual) and "tokenizer" not in str(actual), actual
+
+
+# --- outputs, text ------------------------------------------------------------------------------------------------
+
+
+def check_returned_dictionary(subject: Subject) -> None:
+    """Hidden states, attentions and scores of every step."""
+    stock, ours = generation_pair(subject, attn="eager")
+    _, batch = prompts(subject, ours.config)
+    wanted = {"output_scores": True, "output_hidden_states": True, "output_attentions": True}
+    for options in ({}, {"num_beams": 2}, {"cache_implementation": "static"}):
+        expected, actual = (
+            generate(m, batch, max_new_tokens=3, return_dict_in_generate=True, **wanted, **options)
+            for m in (stock, ours)
+        )
+        assert set(actual) == set(expected)
+        for name in ("scores", "hidden_states", "attentions"):
+            for mine, reference in zip(actual[name], expected[name], strict=True):
+                mine, reference = (x if isinstance(x, tuple) else (x,) for x in (mine, reference))
+                pairs = zip(tensors_of({name: mine}).items(), tensors_of({name: reference}).values(), strict=True)
+                for (what, value), other in pairs:
+                    if name == "hidden_states":  # of padding nothing is promised
+                        value, other = value[:, -1:], other[:, -1:]
+                    elif name == "attentions":
+                        value, other = value[:, :, -1:], other[:, :, -1:]
+                    assert_close(value, other, what)
+
+
+def letter_tokenizer(config: object) -> PreTrainedTokenizerFast:
+    """One letter for each id of the vocabulary."""
+    letters = [chr(i) for i in range(ord("a"), ord("a") + 700) if chr(i).isalpha()][: config.vocab_size]
+    tokenizer = Tokenizer(models.WordLevel({x: i for i, x in enumerate(letters)}, unk_token=letters[-1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=letters[config.pad_token_id])
+
+
+def check_text(subject: Subject) -> None:
+    """Words that end a text, and the text as it comes."""
+    stock, ours = generation_pair(subject)
+    rows, _ = prompts(subject, ours.config)
+    tokenizer = letter_tokenizer(ours.config)
+    batch = {"input_ids": rows[-1], "attention_mask": torch.ones_like(rows[-1])}
+    full = generate(ours, batch)[0, rows[-1].shape[1] :]
+    letters = tokenizer.convert_ids_to_tokens(full.tolist())
+    for stop in (letters[3], ["".join(letters[5:7]), "not there"]):
+        expected, actual = (generate(m, batch, stop_strings=stop, tokenizer=tokenizer) for m in (stock, ours))
+        assert torch.equal(actual, expected)
+        assert actual.shape[1] < rows[-1].shape[1] + NEW
+    text = tokenizer.decode(full)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        generate(ours, batch, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    assert printed.getvalue().strip() == text
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
+    thread = threading.Thread(target=ours.generate, kwargs={**batch, "max_new_tokens": NEW, "streamer": streamer})
+    thread.start()
+    assert "".join(streamer) == text
+    thread.join()
+
+
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}"
+
+
+def check_chat(subject: Subject) -> None:
+    """A folder saved by us, with a chat template: messages in, a message out, and the same from the stock class."""
+    ours, official = ours_and_official_folders(subject)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    chats = [
+        [{"role": "big", "content": "the cat sat"}, {"role": "small", "content": "on the mat"}],
+        [{"role": "big", "content": "a dog ran"}],
+    ]
+    results = []
+    for folder in (ours, official):
+        tokenizer.save_pretrained(folder)
+        with no_warning():
+            pipe = transformers.pipeline("text-generation", model=str(folder), device="cpu")
+            results.append(pipe(chats, max_new_tokens=5, do_sample=False, batch_size=2))
+    assert results[0] == results[1]
+    assert results[0][0][0]["generated_text"][-1]["role"] == "assistant"
+
+
+def check_generation_config(subject: Subject) -> None:
+    """Settings of generation are a file of their own, which must come through saving and the official export."""
+    _, ours = generation_pair(subject)
+    ours.generation_config = GenerationConfig(
+        do_sample=True, temperature=0.7, top_k=11, max_new_tokens=5, pad_token_id=0, eos_token_id=[3, 4]
+    )
+    folder, official = scratch(), scratch() / "export"
+    ours.save_pretrained(folder)
+    hf_ext.export_official(ours, official)
+    rows, _ = prompts(subject, ours.config)
+    expected = generate(ours, {"input_ids": rows[0]}, max_new_tokens=None)
+    for cls, place in ((subject.ours, folder), (subject.stock, official), (subject.ours, official)):
+        model = cls.from_pretrained(place)
+        assert model.generation_config.to_diff_dict() == ours.generation_config.to_diff_dict()
+        assert torch.equal(generate(model, {"input_ids": rows[0]}, max_new_tokens=None), expected)

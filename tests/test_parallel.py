@@ -1,0 +1,86 @@
+"""Multi-device plans: names that exist, stages by the plan, and two processes on the CPU (`parallel.py`)."""
+
+import parallel
+import pytest
+import torch
+from harness import assert_close, build
+from parallel import has_plan, jobs, language_models
+from torch import nn
+from transformers import PreTrainedConfig
+
+WITH_PLAN = [s for s in language_models() if has_plan(s)]
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory) -> dict[str, str]:
+    """What failed in the two processes."""
+    return parallel.run(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.mark.parametrize(("name", "subject"), jobs(), ids=str)
+def test_in_two_processes(name, subject, failures):
+    assert f"{name}-{subject}" not in failures, failures[f"{name}-{subject}"]
+    assert "processes" not in failures, failures["processes"]
+
+
+@pytest.mark.parametrize("subject", language_models(), ids=str)
+def test_plans_name_what_is_there(subject):
+    """A rule that matches nothing leaves a layer whole on every process; the library only warns."""
+    stock, ours = (
+        cls(config(**subject.fields))
+        for cls, config in ((subject.stock, subject.stock_config), (subject.ours, subject.our_config))
+    )
+    names = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name, _ in ours.named_modules()}
+    for kind in ("tp_plan", "pp_plan", "fsdp_plan"):
+        plan, reference = getattr(ours, kind), getattr(stock, kind)
+        if kind == "fsdp_plan":  # the library's default names LLaMA's modules in all models
+            default = {f"{ours.base_model_prefix}.{name}" for name in PreTrainedConfig.base_model_fsdp_plan}
+            plan, reference = ({k: v for k, v in x.items() if k not in default} for x in (plan, reference))
+        assert set(plan) <= names, f"{kind} of {subject.class_name}"
+        rename = subject.case.stock_name
+        official = {rename(f"{name}.").removesuffix("."): rule for name, rule in reference.items()}
+        assert {name: plan.get(name) for name in official} == official, kind
+    assert {type(module).__name__ for module in ours.base_model.blocks()} <= set(ours._no_split_modules)
+
+
+@pytest.mark.parametrize("subject", WITH_PLAN, ids=str)
+def test_stages_by_the_plan(subject):
+    """Each stage takes and gives what the plan says, and the modules named are the whole model."""
+    model = build(subject.ours, subject)
+    inputs = subject.inputs(model.config)
+    expected = model(**inputs).logits
+    plan = {**model.config.base_model_pp_plan, **type(model)._pp_plan}
+    owners = [model.base_model] * len(model.config.base_model_pp_plan) + [model] * len(type(model)._pp_plan)
+    values = {"input_ids": inputs["input_ids"], "attention_mask": None}
+    positions = torch.arange(inputs["input_ids"].shape[1])[None]
+    rotation = None
+    for owner, (name, (takes, gives)) in zip(owners, plan.items(), strict=True):
+        module = getattr(owner, name)
+        if isinstance(module, nn.ModuleList):
+            hidden = values["hidden_states"]
+            rotation = owner.rotation(hidden, positions)
+            for stage in (list(module)[:1], list(module)[1:]):
+                hidden = hidden.detach().clone()  # what would be sent to another device
+                for block in stage:
+                    hidden = block(hidden, attention_mask=None, rotation=rotation, position_ids=positions)
+            values["hidden_states"] = hidden
+        else:
+            (out,) = gives
+            values[out] = module(*(values[given] for given in takes))
+            values.setdefault("hidden_states", values[out])
+    assert_close(values["logits"], expected, "logits of the stages")
+    used = [getattr(owner, name) for owner, name in zip(owners, plan, strict=True)]
+    planned = {id(p) for module in used for p in module.parameters()}
+    assert all(id(p) in planned for p in model.parameters()), "parameters that belong to no stage"
+
+
+@pytest.mark.slow
+def test_trainer_in_two_processes(tmp_path):
+    """A `Trainer` run of two processes with half of the rows each is the run of one."""
+    alone, together = parallel.launch(tmp_path)
+    assert set(alone) == set(together)
+    for name, expected in alone.items():
+        assert len(expected["losses"]) == 3
+        assert together[name]["losses"] == pytest.approx(expected["losses"], rel=1e-4), name
+        for parameter, value in expected["weights"].items():
+            assert_close(together[name]["weights"][parameter], value, f"{name}, {parameter}")
