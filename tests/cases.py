@@ -55,9 +55,9 @@ class Case:
         legacy_keys: checkpoint -> the same checkpoint as older files spell it.
         depends_on_length: configurations whose result depends on the length of the whole input by design, so that
             packed and separate, or padded and alone, need not agree.
-        stock_attention: configuration, or "all" -> the attention implementation of the stock class that ours is compared
-            with under every implementation, where the stock class has no other or gets another one wrong. A stock class
-            without sdpa is compared in eager mode anyway.
+        stock_attention: configuration, or "all" -> the attention implementation of the stock class that ours is
+            compared with under every implementation, where the stock class has no other or gets another one wrong. A
+            stock class without sdpa is compared in eager mode anyway.
         own_padding: configuration, or "all" -> padding patterns (`PADDINGS`) whose pads, where they see nothing, hold
             other values than the stock class's: what a query that sees nothing gets is a matter of the
             implementation. Real positions are compared, and losses that read pads are not.
