@@ -122,6 +122,19 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtGPTNeoXForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="bloom",
+            official_model_type="bloom",
+            config="ExtBloomConfig",
+            heads={
+                "AutoModel": "ExtBloomModel",
+                "AutoModelForCausalLM": "ExtBloomForCausalLM",
+                "AutoModelForPreTraining": "ExtBloomForCausalLM",
+                "AutoModelForSequenceClassification": "ExtBloomForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtBloomForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtBloomForQuestionAnswering",
+            },
+        ),
     )
 }
 
