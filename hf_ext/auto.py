@@ -135,6 +135,19 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtBloomForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="mpt",
+            official_model_type="mpt",
+            config="ExtMptConfig",
+            heads={
+                "AutoModel": "ExtMptModel",
+                "AutoModelForCausalLM": "ExtMptForCausalLM",
+                "AutoModelForPreTraining": "ExtMptForCausalLM",
+                "AutoModelForSequenceClassification": "ExtMptForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtMptForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtMptForQuestionAnswering",
+            },
+        ),
     )
 }
 
