@@ -148,6 +148,19 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtMptForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="falcon",
+            official_model_type="falcon",
+            config="ExtFalconConfig",
+            heads={
+                "AutoModel": "ExtFalconModel",
+                "AutoModelForCausalLM": "ExtFalconForCausalLM",
+                "AutoModelForPreTraining": "ExtFalconForCausalLM",
+                "AutoModelForSequenceClassification": "ExtFalconForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtFalconForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtFalconForQuestionAnswering",
+            },
+        ),
     )
 }
 

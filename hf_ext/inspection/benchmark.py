@@ -32,6 +32,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from hf_ext.inspection.inputs import (
     Batch,
+    attention_of,
     bare_objective,
     complete_config,
     generates,
@@ -112,7 +113,8 @@ class _Subject:
             architecture = architecture_of(PreTrainedConfig.get_config_dict(self.model)[0]["model_type"])
         model_class = architecture.load(self.class_name) if side == "ours" else stock_class(self.class_name)
         torch.manual_seed(self.seed)
-        options = {"attn_implementation": self.attn_implementation, "dtype": getattr(torch, self.dtype)}
+        attention = attention_of(model_class, self.attn_implementation)
+        options = {"attn_implementation": attention, "dtype": getattr(torch, self.dtype)}
         if self.random:
             config = complete_config(model_class.config_class(**self.overrides), self.class_name)
             model = model_class._from_config(config, **options)
@@ -155,7 +157,7 @@ def benchmark(
         scenarios: from `SCENARIOS`, or the first part of names ("training"); None takes all that fit the model.
         threads: CPU threads; None leaves torch's setting.
         dtype: "float32", "bfloat16" or "float16".
-        attn_implementation: of both models.
+        attn_implementation: of both models; a stock class that has no "sdpa" runs "eager".
         device: "cpu" or "cuda"; None takes CUDA where there is one.
         new_tokens: tokens to generate in each row.
         memory: False leaves the peaks out, and the fresh processes with them.

@@ -23,6 +23,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from hf_ext.inspection.inputs import (
     Batch,
+    attention_of,
     bare_objective,
     complete_config,
     generates,
@@ -111,7 +112,8 @@ def compare(
         length: tokens of the longest row; cut to what the position table holds.
         seed: of tokens, lengths, labels and drawn weights.
         dtype: both models run in it; the tolerance goes by it (`TOLERANCE`).
-        attn_implementation: "eager", "sdpa", ...; None takes the library's default.
+        attn_implementation: "eager", "sdpa", ...; None takes the library's default. A stock class that has no "sdpa"
+            runs "eager".
         progress: called with a line before each step.
 
     Raises:
@@ -182,6 +184,8 @@ def _load(model_class: type, source: str, options: dict):
     """Model in evaluation mode, without dropout in training mode either, and the library's loading report."""
     config = complete_config(model_class.config_class.from_pretrained(source), model_class.__name__)
     _switch_dropout_off(config)
+    if "attn_implementation" in options:
+        options = {**options, "attn_implementation": attention_of(model_class, options["attn_implementation"])}
     model, info = model_class.from_pretrained(source, config=config, output_loading_info=True, **options)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

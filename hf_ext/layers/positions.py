@@ -6,8 +6,8 @@ proportional to the position, so that their dot product depends on the distance 
 ALiBi (Press et al., 2021, https://arxiv.org/abs/2108.12409) lowers a score in proportion to the distance between query
 and key, with a slope of its own for each head.
 
-Shapes: B batch, T tokens, K keys, H heads, D head width, R rotated width (D unless a part of the head is rotated),
-E extra coordinates of queries and keys.
+Shapes: B batch, T tokens, K keys, H heads, G key/value heads, D head width, R rotated width (D unless a part of the
+head is rotated), E extra coordinates of queries and keys.
 """
 
 import torch
@@ -120,7 +120,7 @@ class RotaryEmbedding(nn.Module):
         return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
 
-Columns = tuple[Tensor, Tensor]  # extra coordinates of queries (1, 1 or H, 1, E) and keys (B or 1, 1 or H, K, E)
+Columns = tuple[Tensor, Tensor]  # extra coordinates of queries (1, H, 1, E) and keys (B or 1, 1 or G, K, E)
 
 PART = 256  # numbers up to this are exact in bf16
 
