@@ -160,6 +160,45 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtGPTNeoXForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="bloom",
+            official_model_type="bloom",
+            config="ExtBloomConfig",
+            heads={
+                "AutoModel": "ExtBloomModel",
+                "AutoModelForCausalLM": "ExtBloomForCausalLM",
+                "AutoModelForPreTraining": "ExtBloomForCausalLM",
+                "AutoModelForSequenceClassification": "ExtBloomForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtBloomForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtBloomForQuestionAnswering",
+            },
+        ),
+        Architecture(
+            name="mpt",
+            official_model_type="mpt",
+            config="ExtMptConfig",
+            heads={
+                "AutoModel": "ExtMptModel",
+                "AutoModelForCausalLM": "ExtMptForCausalLM",
+                "AutoModelForPreTraining": "ExtMptForCausalLM",
+                "AutoModelForSequenceClassification": "ExtMptForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtMptForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtMptForQuestionAnswering",
+            },
+        ),
+        Architecture(
+            name="falcon",
+            official_model_type="falcon",
+            config="ExtFalconConfig",
+            heads={
+                "AutoModel": "ExtFalconModel",
+                "AutoModelForCausalLM": "ExtFalconForCausalLM",
+                "AutoModelForPreTraining": "ExtFalconForCausalLM",
+                "AutoModelForSequenceClassification": "ExtFalconForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtFalconForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtFalconForQuestionAnswering",
+            },
+        ),
     )
 }
 

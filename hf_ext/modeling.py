@@ -35,6 +35,7 @@ from hf_ext.configuration import ExtConfig
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
 from hf_ext.layers.patterns.sliding_window import SlidingWindow
+from hf_ext.layers.positions import Alibi
 
 
 def positional(*first: str) -> Callable[[type], type]:
@@ -632,3 +633,74 @@ class DecoderModel(BlockStack):
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
         )
+
+
+class AlibiDecoderModel(DecoderModel):
+    """Causal decoder whose attention has linear biases and no other positions (ALiBi, Press et al., 2021,
+    https://arxiv.org/abs/2108.12409).
+
+    The blocks' attention is an `AlibiAttentionCore`. A subclass sets `alibi`; where it is None there are no biases.
+    """
+
+    alibi: Alibi | None = None
+
+    def key_index(
+        self, attention_mask: Tensor | None, keys: int, past_length: int | Tensor, device: torch.device
+    ) -> tuple[Tensor, Tensor | int]:
+        """Indices of the keys in their rows, and of a single query's own key.
+
+        A padding mask counts real tokens only, as the official classes do. Where it is not at hand (none was given, or
+        one of shape (B, 1, T, K)), places are counted: up to a number that is the same for all keys of a row, which
+        softmax does not see, that is the same if all padding stands on one side.
+
+        Returns:
+            (B or 1, K), and (B, 1) or a number.
+        """
+        if attention_mask is None or attention_mask.dim() != 2:
+            return torch.arange(keys, device=device)[None], past_length
+        real = (attention_mask != 0).long()
+        index = (real.cumsum(-1) - 1) * real
+        own = index.amax(-1, keepdim=True)
+        # A cache of fixed length has places that no token has reached.
+        return nn.functional.pad(index, (0, keys - index.shape[1])), own
+
+    def masks(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        **kwargs: object,
+    ) -> dict[str, object]:
+        """As in `DecoderModel`, and the biases: as coordinates for queries and keys, or, for a single query that
+        takes a mask, in the mask. Coordinates would copy the whole cache at each step."""
+        masks = super().masks(
+            hidden_states, attention_mask=attention_mask, past_key_values=past_key_values, rows=rows, **kwargs
+        )
+        if self.alibi is None:
+            return masks
+        batch, tokens = hidden_states.shape[:2]
+        keys, past_length = tokens, 0
+        if past_key_values is not None:
+            keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
+        if rows is not None:
+            index, own = rows.positions(batch), None
+        else:
+            index, own = self.key_index(attention_mask, keys, past_length, hidden_states.device)
+        kind, dtype = hidden_states.device.type, hidden_states.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)  # what the projections return
+        if rows is None and tokens == 1 and self.config._attn_implementation in BUCKETED:
+            return {"attention_mask": add_bias(masks["attention_mask"], self.alibi.bias(index, own), dtype)}
+        return {**masks, "alibi": self.alibi.columns(index, dtype)}
+
+
+def add_bias(mask: Tensor | None, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask, bool or float, and a bias, broadcastable to (B, H, Q, K) each -> a float mask."""
+    least = torch.finfo(dtype).min
+    if mask is None:
+        return bias.to(dtype)
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias, least).to(dtype)
+    return (mask + bias).clamp(min=least).to(dtype)

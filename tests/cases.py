@@ -67,6 +67,11 @@ class Case:
             the stock class, by a fault of its own; ours is compared with its greedy search.
         wide: fields of a configuration large enough to measure the spread of initial values.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
+        eight_bit_tolerance: for models with 8-bit layers, which round their inputs to integers: where another kernel
+            than the stock class's gives another last digit, one of them may be rounded to the next integer.
+        stock_quantises: whether bitsandbytes finds the linear layers of the stock class; where not, all of ours are to
+            be quantised, and there is nothing to compare them with.
+        assign: sets a field of a configuration that is already built, `dropout` fields above all.
         stock_name: parameter name in the stock class's memory -> name in the file.
         stock_classes: our class name -> a subclass of the stock class that takes an input on which that one fails,
             although every other class of its kind takes it.
@@ -90,6 +95,9 @@ class Case:
     own_padding: dict[str, tuple[str, ...]] = field(default_factory=dict)
     reordered_dropout: dict[str, tuple[str, ...]] = field(default_factory=dict)
     wrong_in_stock: tuple[str, ...] = ()
+    eight_bit_tolerance: float = 1e-5
+    stock_quantises: bool = True
+    assign: Callable[[object, str, object], None] = setattr
     stock_name: Callable[[str], str] = str
     stock_classes: dict[str, type] = field(default_factory=dict)
     stock_keeps_cache: bool = True
@@ -1100,12 +1108,406 @@ GPT_NEO = Case(
     inputs=gpt_neo_inputs,
 )
 
+# --- BLOOM --------------------------------------------------------------------------------------------------------
+
+
+def bloom_configs(seed: int = 0) -> dict[str, dict]:
+    """Numbers of heads that are a power of two and not, residuals before and behind the norm, tied or not."""
+    draw = random.Random(seed)
+    configs = {}
+    for name, heads, width, fields in (
+        ("four-heads", 4, 8, {}),
+        ("three-heads-untied", 3, 7, {"tie_word_embeddings": False}),
+        ("post-layernorm", 2, 10, {"apply_residual_connection_post_layernorm": True}),
+        ("six-heads-split", 6, 4, {"pretraining_tp": 2}),
+        ("one-head-wide", 1, 24, {"apply_residual_connection_post_layernorm": True, "tie_word_embeddings": False}),
+    ):
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "hidden_size": heads * width,
+            "n_layer": draw.choice([2, 3]),
+            "n_head": heads,
+            "layer_norm_epsilon": draw.choice([1e-6, 1e-5]),
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            **fields,
+        }
+    return configs
+
+
+def without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As the files of a bare base model: without the prefix, or with it for the base model itself."""
+    if any(name.startswith("transformer.") for name in tensors):
+        return {name.removeprefix("transformer."): x for name, x in tensors.items()}
+    return {f"transformer.{name}": x for name, x in tensors.items()}
+
+
+BLOOM = Case(
+    is_decoder=True,
+    heads={
+        "ExtBloomModel": Head("base"),
+        "ExtBloomForCausalLM": Head("causal"),
+        "ExtBloomForSequenceClassification": Head("row"),
+        "ExtBloomForTokenClassification": Head("token"),
+        "ExtBloomForQuestionAnswering": Head("span"),
+    },
+    configs=bloom_configs(),
+    dropout={"attention_dropout": 0.2, "hidden_dropout": 0.1, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact"),
+        ({"hidden_size": 30, "n_head": 4}, "hidden_size"),
+        ({"n_embed": 30, "n_head": 4}, "hidden_size"),
+        ({"n_head": 0}, "n_head"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"n_layer": -1}, "n_layer"),
+        ({"hidden_dropout": 1.0}, "hidden_dropout"),
+        ({"attention_dropout": -0.1}, "attention_dropout"),
+        ({"model_type": "mpt"}, "mpt"),
+    ),
+    official_files={
+        "bloom-560m": {
+            "apply_residual_connection_post_layernorm": False,
+            "attention_dropout": 0.0,
+            "attention_softmax_in_fp32": True,
+            "bias_dropout_fusion": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 3,
+            "unk_token_id": 0,
+            "hidden_dropout": 0.0,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05,
+            "masked_softmax_fusion": True,
+            "model_type": "bloom",
+            "n_embed": 1024,
+            "n_inner": None,
+            "n_layer": 24,
+            "num_attention_heads": 16,
+            "offset_alibi": 100,
+            "pretraining_tp": 1,
+            "seq_length": 2048,
+            "skip_bias_add": True,
+            "skip_bias_add_qkv": False,
+            "transformers_version": "4.20.0",
+            "use_cache": True,
+            "vocab_size": 250880,
+        },
+        "bloom": {
+            "architectures": ["BloomForCausalLM"],
+            "hidden_size": 14336,
+            "model_type": "bloom",
+            "n_head": 112,
+            "n_layer": 70,
+            "pretraining_tp": 4,
+            "slow_but_exact": False,
+            "attention_dropout": 0,
+            "hidden_dropout": 0,
+        },
+    },
+    legacy_keys=without_prefix,
+    stock_attention={"all": "eager"},
+    eight_bit_tolerance=0.05,
+    wide={"hidden_size": 96, "n_head": 4, "vocab_size": 211, "num_labels": 7},
+)
+
+# --- MPT ----------------------------------------------------------------------------------------------------------
+
+
+def mpt_configs(seed: int = 0) -> dict[str, dict]:
+    """Numbers of heads, bounds on the projections, a scale of one's own, tied or not."""
+    draw = random.Random(seed)
+    configs = {}
+    for name, heads, width, attention, fields in (
+        ("four-heads", 4, 8, {}, {"use_cache": True}),
+        ("three-heads-clipped-untied", 3, 7, {"clip_qkv": 0.4}, {"tie_word_embeddings": False}),
+        ("two-heads-scaled", 2, 10, {"softmax_scale": 0.7}, {"norm_type": "layernorm"}),
+        ("six-heads-flash", 6, 4, {"attn_impl": "flash", "attn_uses_sequence_id": True}, {}),
+        ("one-head", 1, 24, {"clip_qkv": 1.5, "softmax_scale": 0.3}, {"learned_pos_emb": False}),
+    ):
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "d_model": heads * width,
+            "n_layers": draw.choice([2, 3]),
+            "n_heads": heads,
+            "max_seq_len": 64,
+            "layer_norm_epsilon": draw.choice([1e-6, 1e-5]),
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            "attn_config": attention,
+            **fields,
+        }
+    return configs
+
+
+def mpt_assign(config: object, name: str, value: object) -> None:
+    """Attention's dropout is a field of `attn_config`; the stock configuration takes integers only, its layers any."""
+    if name == "attn_pdrop":
+        vars(config.attn_config)[name] = value
+    else:
+        setattr(config, name, value)
+
+
+MPT = Case(
+    is_decoder=True,
+    heads={
+        "ExtMptModel": Head("base"),
+        "ExtMptForCausalLM": Head("causal"),
+        "ExtMptForSequenceClassification": Head("row"),
+        "ExtMptForTokenClassification": Head("token"),
+        "ExtMptForQuestionAnswering": Head("span"),
+    },
+    configs=mpt_configs(),
+    dropout={"attn_pdrop": 0.2, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"d_model": 30, "n_heads": 4}, "d_model"),
+        ({"n_heads": 0}, "n_heads"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"n_layers": -1}, "n_layers"),
+        ({"max_seq_len": 0}, "max_seq_len"),
+        ({"expansion_ratio": 2}, "expansion_ratio"),
+        ({"no_bias": False}, "no_bias"),
+        ({"logit_scale": "inv_sqrt_d_model"}, "logit_scale"),
+        ({"norm_type": "rmsnorm"}, "norm_type"),
+        ({"emb_pdrop": 0.1}, "emb_pdrop"),
+        ({"resid_pdrop": 0.1}, "attn_config.attn_pdrop"),
+        ({"attn_config": {"attn_pdrop": 1.5}}, "attn_pdrop"),
+        ({"attn_config": {"clip_qkv": -1.0}}, "clip_qkv"),
+        ({"attn_config": {"softmax_scale": 0}}, "softmax_scale"),
+        ({"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max"),
+        ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
+        ({"attn_config": {"prefix_lm": True}}, "prefix_lm"),
+        ({"attn_config": {"qk_ln": True}}, "qk_ln"),
+        ({"attn_config": {"alibi": False}}, "alibi"),
+        ({"model_type": "bloom"}, "bloom"),
+    ),
+    inexpressible=(({"attn_config": {"attn_pdrop": 0.1}}, "attn_pdrop"),),
+    official_files={
+        "mpt-7b": {
+            "architectures": ["MPTForCausalLM"],
+            "attn_config": {
+                "alibi": True,
+                "alibi_bias_max": 8,
+                "attn_impl": "torch",
+                "attn_pdrop": 0,
+                "attn_type": "multihead_attention",
+                "attn_uses_sequence_id": False,
+                "clip_qkv": None,
+                "prefix_lm": False,
+                "qk_ln": False,
+                "softmax_scale": None,
+            },
+            "d_model": 4096,
+            "emb_pdrop": 0,
+            "embedding_fraction": 1.0,
+            "expansion_ratio": 4,
+            "init_config": {"init_div_is_residual": True, "init_gain": 0, "name": "kaiming_normal_"},
+            "init_device": "cpu",
+            "learned_pos_emb": True,
+            "logit_scale": None,
+            "max_seq_len": 2048,
+            "model_type": "mpt",
+            "n_heads": 32,
+            "n_layers": 32,
+            "no_bias": True,
+            "norm_type": "low_precision_layernorm",
+            "resid_pdrop": 0,
+            "tokenizer_name": "EleutherAI/gpt-neox-20b",
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.28.1",
+            "use_cache": False,
+            "verbose": 0,
+            "vocab_size": 50432,
+        },
+        "long and clipped": {
+            "model_type": "mpt",
+            "attn_config": {"alibi": True, "alibi_bias_max": 8, "clip_qkv": 6.0, "attn_uses_sequence_id": False},
+            "d_model": 4096,
+            "max_seq_len": 8192,
+            "n_heads": 32,
+            "n_layers": 32,
+            "vocab_size": 50432,
+        },
+    },
+    legacy_keys=without_prefix,
+    stock_attention={"all": "eager"},
+    eight_bit_tolerance=0.05,
+    own_padding={"all": ("left",)},  # hidden scores are replaced there, so that they get no gradient
+    assign=mpt_assign,
+    wide={"d_model": 96, "n_heads": 4, "vocab_size": 211, "num_labels": 7},
+)
+
+# --- Falcon -------------------------------------------------------------------------------------------------------
+
+
+def falcon_configs(seed: int = 0) -> dict[str, dict]:
+    """One, grouped and all key/value heads; rotary positions and linear biases; parallel blocks with one norm and two,
+    sequential ones; biases; tied or not."""
+    draw = random.Random(seed)
+    new = {"new_decoder_architecture": True}
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+    configs = {}
+    for name, heads, width, fields in (
+        ("multi-query", 4, 8, {}),
+        ("grouped-two-norms-untied", 6, 6, {**new, "num_kv_heads": 3, "tie_word_embeddings": False}),
+        (
+            "grouped-one-norm-bias",
+            4,
+            10,
+            {**new, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": True, "rope_parameters": rope},
+        ),
+        ("sequential-multi-head", 3, 8, {"multi_query": False, "parallel_attn": False, "activation": "relu"}),
+        ("alibi", 3, 10, {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+        ("alibi-multi-query", 4, 8, {"alibi": True, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
+        ("alibi-grouped", 6, 4, {**new, "alibi": True, "num_kv_heads": 2, "activation": "gelu_new"}),
+    ):
+        configs[name] = {
+            "vocab_size": draw.randint(41, 99),
+            "hidden_size": heads * width,
+            "ffn_hidden_size": draw.choice([17, 33, 50]),
+            "num_hidden_layers": draw.choice([2, 3]),
+            "num_attention_heads": heads,
+            "max_position_embeddings": 64,
+            "layer_norm_epsilon": draw.choice([1e-6, 1e-5]),
+            "pad_token_id": draw.choice([0, 3]),
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "num_labels": 3,
+            **fields,
+        }
+    return configs
+
+
+def falcon_legacy_keys(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Prefix or not, and the rotary frequencies of every layer, as they were once saved."""
+    tensors = without_prefix(tensors)
+    prefix = "transformer." if any(name.startswith("transformer.") for name in tensors) else ""
+    return {**tensors, f"{prefix}h.0.self_attention.rotary.inv_freq": torch.rand(4)}
+
+
+_FALCON_ALIBI = ("alibi", "alibi-multi-query", "alibi-grouped")
+
+FALCON = Case(
+    is_decoder=True,
+    heads={
+        "ExtFalconModel": Head("base"),
+        "ExtFalconForCausalLM": Head("causal"),
+        "ExtFalconForSequenceClassification": Head("row"),
+        "ExtFalconForTokenClassification": Head("token"),
+        "ExtFalconForQuestionAnswering": Head("span"),
+    },
+    configs=falcon_configs(),
+    dropout={"attention_dropout": 0.2, "hidden_dropout": 0.3, "classifier_dropout": 0.3},
+    nonsense=(
+        ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size"),
+        ({"n_embed": 30, "num_attention_heads": 4}, "hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"hidden_size": 28, "num_attention_heads": 4}, "hidden_size"),
+        ({"hidden_size": 32, "num_attention_heads": 4, "num_kv_heads": 3, "new_decoder_architecture": True}, "num_kv"),
+        ({"hidden_size": 32, "num_attention_heads": 4, "num_kv_heads": 2, "multi_query": False}, "num_kv_heads"),
+        ({"num_kv_heads": 0}, "num_kv_heads"),
+        ({"ffn_hidden_size": 0}, "ffn_hidden_size"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"hidden_dropout": 1.0}, "hidden_dropout"),
+        ({"attention_dropout": -0.1}, "attention_dropout"),
+        ({"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn"),
+        ({"num_ln_in_parallel_attn": 2}, "new_decoder_architecture"),
+        ({"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type"),
+        ({"model_type": "bloom"}, "bloom"),
+    ),
+    official_files={
+        "falcon-7b": {
+            "alibi": False,
+            "apply_residual_connection_post_layernorm": False,
+            "architectures": ["FalconForCausalLM"],
+            "attention_dropout": 0.0,
+            "bias": False,
+            "bos_token_id": 11,
+            "eos_token_id": 11,
+            "hidden_dropout": 0.0,
+            "hidden_size": 4544,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05,
+            "model_type": "falcon",
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "num_attention_heads": 71,
+            "num_hidden_layers": 32,
+            "parallel_attn": True,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.27.4",
+            "use_cache": True,
+            "vocab_size": 65024,
+        },
+        "falcon-40b": {
+            "model_type": "falcon",
+            "alibi": False,
+            "bias": False,
+            "hidden_size": 8192,
+            "new_decoder_architecture": True,
+            "num_attention_heads": 128,
+            "num_hidden_layers": 60,
+            "num_kv_heads": 8,
+            "parallel_attn": True,
+            "vocab_size": 65024,
+        },
+        "falcon-11B": {
+            "model_type": "falcon",
+            "ff_factor": 4,
+            "ffn_hidden_size": 16384,
+            "hidden_size": 4096,
+            "max_position_embeddings": 8192,
+            "new_decoder_architecture": True,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 60,
+            "num_kv_heads": 8,
+            "num_ln_in_parallel_attn": 1,
+            "rope_scaling": None,
+            "rope_theta": 500042.0,
+            "tie_word_embeddings": False,
+        },
+        "falcon-rw-1b": {
+            "model_type": "falcon",
+            "alibi": True,
+            "bias": True,
+            "hidden_size": 2048,
+            "multi_query": False,
+            "new_decoder_architecture": False,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 24,
+            "parallel_attn": False,
+            "vocab_size": 50304,
+        },
+        "old name, integer zeros": {
+            "model_type": "falcon",
+            "n_embed": 64,
+            "num_attention_heads": 4,
+            "hidden_dropout": 0,
+        },
+    },
+    legacy_keys=falcon_legacy_keys,
+    # With "eager" the stock class adds linear biases twice.
+    stock_attention=dict.fromkeys(_FALCON_ALIBI, "sdpa"),
+    own_padding=dict.fromkeys(_FALCON_ALIBI, ("left",)),
+    stock_quantises=False,  # its layers are of a class of their own
+    wide={"hidden_size": 96, "num_attention_heads": 4, "ffn_hidden_size": 128, "vocab_size": 211, "num_labels": 7},
+)
+
+
 CASES: dict[str, Case] = {
     "ext_bert": BERT,
+    "ext_bloom": BLOOM,
+    "ext_falcon": FALCON,
     "ext_gpt2": GPT2,
     "ext_openai_gpt": OPENAI_GPT,
     "ext_gpt_neo": GPT_NEO,
     "ext_gpt_neox": GPT_NEOX,
     "ext_llama": LLAMA,
     "ext_mistral": MISTRAL,
+    "ext_mpt": MPT,
 }

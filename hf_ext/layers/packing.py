@@ -163,6 +163,12 @@ class Packing:
         counts = torch.tensor(self.lengths, device=self.device)
         return torch.repeat_interleave(torch.arange(len(counts), device=self.device), counts).view(batch, -1)
 
+    def positions(self, batch: int) -> Tensor:
+        """(B, T) place of each packed token in its sequence."""
+        counts = torch.tensor(self.lengths, device=self.device)
+        starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        return (torch.arange(len(starts), device=self.device) - starts).view(batch, -1)
+
     def pack(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (1, N, ...), real tokens only."""
         return x.flatten(0, 1).index_select(0, self.indices.to(x.device))[None]
