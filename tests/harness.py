@@ -119,6 +119,10 @@ class Subject:
         """Whether inputs have shape (B, choices, T)."""
         return self.kind in NESTED
 
+    @property
+    def depends_on_length(self) -> bool:
+        return self.config_name in self.case.depends_on_length
+
     def stock_attention(self, attn: str) -> str:
         """The attention implementation of the stock class to compare with."""
         if attn == "sdpa" and not self.stock._supports_sdpa:
