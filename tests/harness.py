@@ -433,10 +433,10 @@ def assert_identical(actual: dict[str, Tensor], expected: dict[str, Tensor], wha
 def check_case_exists(model_type: str) -> None:
     """A registered architecture, or one of its classes, that nobody described would go untested."""
     architecture = hf_ext.architectures()[model_type]
-    assert model_type in CASES, f"add {model_type} to tests/cases.py"
+    assert model_type in CASES, f"add {model_type} to tests/cases/"
     described = set(CASES[model_type].heads)
     assert described == set(architecture.class_names()), (
-        f"tests/cases.py and the table of architectures disagree on {described ^ set(architecture.class_names())}"
+        f"tests/cases/ and the table of architectures disagree on {described ^ set(architecture.class_names())}"
     )
     for class_name in architecture.class_names():
         assert hasattr(transformers, class_name.removeprefix("Ext")), f"{class_name} has no stock class to compare with"
