@@ -202,7 +202,7 @@ def _switch_dropout_off(config: PreTrainedConfig) -> None:
         elif isinstance(value, float | int) and any(
             part in name for part in ("dropout", "pdrop", "layerdrop", "drop_path")
         ):
-            setattr(config, name, 0.0)
+            setattr(config, name, type(value)(0))  # strict fields take their own type only
 
 
 @dataclass

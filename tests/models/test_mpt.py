@@ -7,6 +7,7 @@ import torch
 from transformers import MptConfig, MptForCausalLM
 
 from hf_ext import ExtMptConfig, ExtMptForCausalLM, export_official
+from hf_ext.inspection import compare
 
 TINY = {"vocab_size": 50, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 16}
 
@@ -60,3 +61,12 @@ def test_beyond_max_seq_len(tmp_path) -> None:
     longer = MptForCausalLM.from_pretrained(tmp_path, max_seq_len=40).eval()
     ours = ExtMptForCausalLM.from_pretrained(tmp_path).eval()
     torch.testing.assert_close(ours(tokens).logits, longer(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_parity_report(tmp_path) -> None:
+    """The stock class has no sdpa, and its configuration takes integers only where dropout is switched off."""
+    torch.manual_seed(0)
+    fields = {**TINY, "max_seq_len": 64, "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2}
+    MptForCausalLM(MptConfig(**fields)).save_pretrained(tmp_path)
+    report = compare(tmp_path, attn_implementation="sdpa", length=16)
+    assert report.ok, report.rows
