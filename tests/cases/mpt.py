@@ -68,7 +68,7 @@ CASE = Case(
         ({"attn_config": {"attn_pdrop": 1.5}}, "attn_pdrop"),
         ({"attn_config": {"clip_qkv": -1.0}}, "clip_qkv"),
         ({"attn_config": {"softmax_scale": 0}}, "softmax_scale"),
-        ({"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max"),
+        ({"attn_config": {"alibi_bias_max": 0}}, "alibi_bias_max"),
         ({"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
         ({"attn_config": {"prefix_lm": True}}, "prefix_lm"),
         ({"attn_config": {"qk_ln": True}}, "qk_ln"),

@@ -1,10 +1,12 @@
 """What is special to MPT: the nested configuration, the list of blocks, inputs beyond the stated length."""
 
+import functools
 import json
 
 import pytest
 import torch
 from transformers import MptConfig, MptForCausalLM
+from transformers.models.mpt import modeling_mpt
 
 from hf_ext import ExtMptConfig, ExtMptForCausalLM, export_official
 from hf_ext.inspection import compare
@@ -70,3 +72,20 @@ def test_parity_report(tmp_path) -> None:
     MptForCausalLM(MptConfig(**fields)).save_pretrained(tmp_path)
     report = compare(tmp_path, attn_implementation="sdpa", length=16)
     assert report.ok, report.rows
+
+
+@torch.no_grad()
+def test_slopes_of_storywriter(tmp_path, monkeypatch) -> None:
+    """The official class has the argument and never fills it, so that it computes mpt-7b-storywriter with 8."""
+    torch.manual_seed(0)
+    fields = {**TINY, "attn_config": {"alibi_bias_max": 16}}
+    MptForCausalLM(MptConfig(**fields, initializer_range=0.2)).save_pretrained(tmp_path / "stock")
+    tokens = torch.randint(1, 50, (2, 16))
+    ours = ExtMptForCausalLM.from_pretrained(tmp_path / "stock").eval()
+    stock = MptForCausalLM.from_pretrained(tmp_path / "stock").eval()
+    assert (ours(tokens).logits - stock(tokens).logits).abs().max() > 1e-3
+    build = functools.partial(modeling_mpt.build_mpt_alibi_tensor, alibi_bias_max=16)
+    monkeypatch.setattr(modeling_mpt, "build_mpt_alibi_tensor", build)
+    torch.testing.assert_close(ours(tokens).logits, stock(tokens).logits, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="alibi_bias_max is 16.*save_pretrained"):
+        export_official(ours, tmp_path / "out")

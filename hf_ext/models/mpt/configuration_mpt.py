@@ -20,7 +20,9 @@ class ExtMptAttentionConfig(PreTrainedConfig):
         clip_qkv: bound on the absolute values of queries, keys and values, None for no bound.
         softmax_scale: factor on the scores, None for one over the root of the head width.
         attn_impl, attn_uses_sequence_id: say how the training run computed; they change nothing.
-        attn_type, prefix_lm, qk_ln, alibi, alibi_bias_max: the official class knows the defaults only.
+        alibi_bias_max: the smallest slope is 2 ** -alibi_bias_max. The official class computes with 8 whatever it says,
+            which is wrong for mpt-7b-storywriter (16).
+        attn_type, prefix_lm, qk_ln, alibi: the official class knows the defaults only.
     """
 
     base_config_key = "attn_config"
@@ -114,6 +116,8 @@ class ExtMptConfig(ExtConfig):
             value = getattr(attention, field)
             if value is not None and value <= 0:
                 raise ValueError(f"{field} must be positive, or None, got {value}.")
+        if attention.alibi_bias_max < 1:
+            raise ValueError(f"alibi_bias_max must be at least 1, got {attention.alibi_bias_max}.")
         self.refuse_unknown_parts()
 
     def refuse_unknown_parts(self) -> None:
@@ -129,7 +133,6 @@ class ExtMptConfig(ExtConfig):
             (self.attn_config, "prefix_lm", (False,)),
             (self.attn_config, "qk_ln", (False,)),
             (self.attn_config, "alibi", (True,)),
-            (self.attn_config, "alibi_bias_max", (8,)),  # the class reads it nowhere
         ):
             value = getattr(owner, field)
             if value not in known:
@@ -144,4 +147,9 @@ class ExtMptConfig(ExtConfig):
             raise ValueError(
                 f"attn_pdrop is {self.attn_config.attn_pdrop}, and the official configuration takes no fractions; set "
                 "config.attn_config.attn_pdrop = 0 before exporting (it is used in training alone)."
+            )
+        if self.attn_config.alibi_bias_max != 8:
+            raise ValueError(
+                f"alibi_bias_max is {self.attn_config.alibi_bias_max}; the official class would compute with 8 and give "
+                "other results. Save the model in our format (save_pretrained) instead."
             )
