@@ -5,8 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import MptConfig, MptForCausalLM
-from transformers.models.mpt import modeling_mpt
+from transformers import MptConfig, MptForCausalLM, MptModel
 
 from hf_ext import ExtMptConfig, ExtMptForCausalLM, export_official
 from hf_ext.inspection import compare
@@ -84,8 +83,8 @@ def test_slopes_of_storywriter(tmp_path, monkeypatch) -> None:
     ours = ExtMptForCausalLM.from_pretrained(tmp_path / "stock").eval()
     stock = MptForCausalLM.from_pretrained(tmp_path / "stock").eval()
     assert (ours(tokens).logits - stock(tokens).logits).abs().max() > 1e-3
-    build = functools.partial(modeling_mpt.build_mpt_alibi_tensor, alibi_bias_max=16)
-    monkeypatch.setattr(modeling_mpt, "build_mpt_alibi_tensor", build)
+    build = functools.partialmethod(MptModel.build_mpt_alibi_tensor, alibi_bias_max=16)
+    monkeypatch.setattr(MptModel, "build_mpt_alibi_tensor", build)
     torch.testing.assert_close(ours(tokens).logits, stock(tokens).logits, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="alibi_bias_max is 16.*save_pretrained"):
         export_official(ours, tmp_path / "out")

@@ -150,6 +150,6 @@ class ExtMptConfig(ExtConfig):
             )
         if self.attn_config.alibi_bias_max != 8:
             raise ValueError(
-                f"alibi_bias_max is {self.attn_config.alibi_bias_max}; the official class would compute with 8 and give "
-                "other results. Save the model in our format (save_pretrained) instead."
+                f"alibi_bias_max is {self.attn_config.alibi_bias_max}; the official class would compute with 8 and "
+                "give other results. Save the model in our format (save_pretrained) instead."
             )
