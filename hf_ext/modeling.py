@@ -104,7 +104,7 @@ class ExtPreTrainedModel(PreTrainedModel):
         tp_plan, *others = super()._resolve_parallel_plans(distributed_config)
         cores = [name for name, module in self.named_modules() if isinstance(module, AttentionCore)]
         if any(name.startswith(f"{core}.") for name in tp_plan for core in cores):
-            for field in ("num_attention_heads", "num_key_value_heads", "num_kv_heads"):
+            for field in ("num_attention_heads", "num_key_value_heads"):
                 heads = getattr(self.config, field, None)
                 if heads and heads % distributed_config.tp_size:
                     raise ValueError(
