@@ -230,7 +230,7 @@ def check_compiled_decoding(subject: Subject, backend: str) -> None:
 
 def check_continuous_batching(subject: Subject) -> None:
     """Requests of unequal lengths in one packed row, with keys and values in pages."""
-    stock, ours = generation_pair(subject)
+    _, ours = generation_pair(subject)
     rows, _ = prompts(subject, ours.config, lengths=(2, 7, 11, 5))
     requests = [row[0].tolist() for row in rows]
     config = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -240,10 +240,11 @@ def check_continuous_batching(subject: Subject) -> None:
         outputs = model.generate_batch(requests, generation_config=config, continuous_batching_config=pages)
         return [x.generated_tokens for x in sorted(outputs.values(), key=lambda x: int(x.request_id.split("_")[-1]))]
 
-    if isinstance(attempt(tokens, stock), Exception):
-        return
+    # The stock class is no measure: some take no notice of the pages and give other tokens, in silence.
     expected = [generate(ours, {"input_ids": row}, max_new_tokens=6)[0, row.shape[1] :].tolist() for row in rows]
-    assert tokens(ours) == expected
+    for attn in ("sdpa", "eager"):
+        ours.set_attn_implementation(attn)
+        assert tokens(ours) == expected, attn
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------

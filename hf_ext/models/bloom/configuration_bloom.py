@@ -24,7 +24,7 @@ class ExtBloomConfig(ExtConfig):
     attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     # Attention stays whole: the slopes belong to the heads of all ranks together.
     base_model_tp_plan = {
-        "word_embeddings": "embedding_rowwise",  # the head, which may be tied to it, is divided along the vocabulary too
+        "word_embeddings": "embedding_rowwise",  # as the head, which may be tied to it
         "h.*.mlp.dense_h_to_4h": "colwise",
         "h.*.mlp.dense_4h_to_h": "rowwise",
     }

@@ -25,7 +25,7 @@ class ExtFalconConfig(ExtConfig):
     keys_to_ignore_at_inference = ["past_key_values"]
     # Attention stays whole: one key/value head, or the slopes of ALiBi, belong to the heads of all ranks together.
     base_model_tp_plan = {
-        "word_embeddings": "embedding_rowwise",  # the head, which may be tied to it, is divided along the vocabulary too
+        "word_embeddings": "embedding_rowwise",  # as the head, which may be tied to it
         "h.*.mlp.dense_h_to_4h": "colwise",
         "h.*.mlp.dense_4h_to_h": "rowwise",
     }

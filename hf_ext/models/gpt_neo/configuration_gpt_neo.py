@@ -33,7 +33,7 @@ class ExtGPTNeoConfig(ExtConfig):
         "sliding_window": "window_size",  # the library's masks and caches look for this name
     }
     base_model_tp_plan = {
-        "wte": "embedding_rowwise",  # the head, which may be tied to it, is divided along the vocabulary too
+        "wte": "embedding_rowwise",  # as the head, which may be tied to it
         "h.*.attn.attention.q_proj": "colwise",
         "h.*.attn.attention.k_proj": "colwise",
         "h.*.attn.attention.v_proj": "colwise",

@@ -64,7 +64,7 @@ class ExtMptConfig(ExtConfig):
     attribute_map = {"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"}
     # Attention stays whole: the slopes belong to the heads of all ranks together.
     base_model_tp_plan = {
-        "wte": "embedding_rowwise",  # the head, which may be tied to it, is divided along the vocabulary too
+        "wte": "embedding_rowwise",  # as the head, which may be tied to it
         "blocks.*.ffn.up_proj": "colwise",
         "blocks.*.ffn.down_proj": "rowwise",
     }
