@@ -164,9 +164,9 @@ class BlockStack:
         The caller says so by positions that start again (`DataCollatorWithFlattening`), or by `cu_seq_lens_q`; a mask
         says that every row is one sequence. Keys and values in pages (`generate_batch`) have boundaries of their own.
         """
-        if (
-            attention_mask is not None or kwargs.get("cache") is not None or is_tracing(position_ids)
-        ):  # a graph cannot depend on the lengths
+        if attention_mask is not None or kwargs.get("cache") is not None:
+            return None
+        if is_tracing(position_ids):  # a graph cannot depend on the lengths
             return None
         if kwargs.get("cu_seq_lens_q") is not None:
             return Packing.from_cu_seqlens(kwargs["cu_seq_lens_q"])
