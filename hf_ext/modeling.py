@@ -104,7 +104,7 @@ class ExtPreTrainedModel(PreTrainedModel):
         tp_plan, *others = super()._resolve_parallel_plans(distributed_config)
         cores = [name for name, module in self.named_modules() if isinstance(module, AttentionCore)]
         if any(name.startswith(f"{core}.") for name in tp_plan for core in cores):
-            for field in ("num_attention_heads", "num_key_value_heads", "num_kv_heads"):
+            for field in ("num_attention_heads", "num_key_value_heads"):
                 heads = getattr(self.config, field, None)
                 if heads and heads % distributed_config.tp_size:
                     raise ValueError(
@@ -162,9 +162,11 @@ class BlockStack:
         """Boundaries of the sequences inside the rows, or None where every row is one sequence.
 
         The caller says so by positions that start again (`DataCollatorWithFlattening`), or by `cu_seq_lens_q`; a mask
-        says that every row is one sequence.
+        says that every row is one sequence. Keys and values in pages (`generate_batch`) have boundaries of their own.
         """
-        if attention_mask is not None or is_tracing(position_ids):  # a graph cannot depend on the lengths
+        if attention_mask is not None or kwargs.get("cache") is not None:
+            return None
+        if is_tracing(position_ids):  # a graph cannot depend on the lengths
             return None
         if kwargs.get("cu_seq_lens_q") is not None:
             return Packing.from_cu_seqlens(kwargs["cu_seq_lens_q"])
@@ -674,7 +676,9 @@ class AlibiDecoderModel(DecoderModel):
         **kwargs: object,
     ) -> dict[str, object]:
         """As in `DecoderModel`, and the biases: as coordinates for queries and keys, or, for a single query that
-        takes a mask, in the mask. Coordinates would copy the whole cache at each step."""
+        takes a mask, in the mask. Coordinates would copy the whole cache at each step.
+
+        `generate_batch` gives a mask over all requests, (1, 1, T, K), with the keys of each side by side."""
         masks = super().masks(
             hidden_states, attention_mask=attention_mask, past_key_values=past_key_values, rows=rows, **kwargs
         )
@@ -686,14 +690,27 @@ class AlibiDecoderModel(DecoderModel):
             keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
         if rows is not None:
             index, own = rows.positions(batch), None
+        elif past_key_values is None and attention_mask is not None and attention_mask.dim() == 4:
+            index, own = places_after_first_seen(attention_mask), 0
         else:
             index, own = self.key_index(attention_mask, keys, past_length, hidden_states.device)
         kind, dtype = hidden_states.device.type, hidden_states.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)  # what the projections return
-        if rows is None and tokens == 1 and self.config._attn_implementation in BUCKETED:
+        implementation = self.config._attn_implementation
+        # "paged|eager" has scores for all heads anyway, and reads its keys where no coordinates can be appended.
+        if rows is None and (tokens == 1 and implementation in BUCKETED or implementation == "paged|eager"):
             return {"attention_mask": add_bias(masks["attention_mask"], self.alibi.bias(index, own), dtype)}
         return {**masks, "alibi": self.alibi.columns(index, dtype)}
+
+
+def places_after_first_seen(mask: Tensor) -> Tensor:
+    """mask (B, 1, Q, K), bool or float -> (B, K) places of the keys, counted from the last key at or before each that
+    is the first one of some query: where several texts lie side by side, each begins at 0."""
+    seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min
+    places = torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape[0], -1)
+    first = torch.zeros_like(places).scatter_(1, seen.long().argmax(-1), 1)
+    return places - (places * first).cummax(-1).values
 
 
 def add_bias(mask: Tensor | None, bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -56,7 +56,10 @@ def has_plan(subject: Subject) -> bool:
 
 
 def heads_divide(subject: Subject) -> bool:
+    """Whether each process gets whole heads; a plan may also leave attention whole, on every process."""
     config = subject.our_config(**subject.fields)
+    if not any("attn." in name or "attention." in name for name in config.base_model_tp_plan):
+        return True
     counts = (config.num_attention_heads, getattr(config, "num_key_value_heads", None))
     return all(count % PROCESSES == 0 for count in counts if count)
 

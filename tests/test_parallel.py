@@ -4,11 +4,11 @@ import parallel
 import pytest
 import torch
 from harness import assert_close, build
-from parallel import has_plan, jobs, language_models
+from parallel import jobs, language_models
 from torch import nn
 from transformers import PreTrainedConfig
 
-WITH_PLAN = [s for s in language_models() if has_plan(s)]
+WITH_STAGES = [s for s in language_models() if s.our_config.base_model_pp_plan]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_plans_name_what_is_there(subject):
     assert {type(module).__name__ for module in ours.base_model.blocks()} <= set(ours._no_split_modules)
 
 
-@pytest.mark.parametrize("subject", WITH_PLAN, ids=str)
+@pytest.mark.parametrize("subject", WITH_STAGES, ids=str)
 def test_stages_by_the_plan(subject):
     """Each stage takes and gives what the plan says, and the modules named are the whole model."""
     model = build(subject.ours, subject)
@@ -53,16 +53,17 @@ def test_stages_by_the_plan(subject):
     owners = [model.base_model] * len(model.config.base_model_pp_plan) + [model] * len(type(model)._pp_plan)
     values = {"input_ids": inputs["input_ids"], "attention_mask": None}
     positions = torch.arange(inputs["input_ids"].shape[1])[None]
-    rotation = None
     for owner, (name, (takes, gives)) in zip(owners, plan.items(), strict=True):
         module = getattr(owner, name)
         if isinstance(module, nn.ModuleList):
             hidden = values["hidden_states"]
-            rotation = owner.rotation(hidden, positions)
+            given = {"attention_mask": None, "past_key_values": None, "rows": None, "packing": None}
+            shared = owner.masks(hidden, position_ids=None, **given)
+            shared |= {"rotation": owner.rotation(hidden, positions), "position_ids": positions}
             for stage in (list(module)[:1], list(module)[1:]):
                 hidden = hidden.detach().clone()  # what would be sent to another device
                 for block in stage:
-                    hidden = block(hidden, attention_mask=None, rotation=rotation, position_ids=positions)
+                    hidden = block(hidden, **shared)
             values["hidden_states"] = hidden
         else:
             (out,) = gives

@@ -38,9 +38,21 @@ class AlibiAttentionCore(AttentionCore):
 
         Args:
             alibi: coordinates to append to queries and keys, for all K keys; None where the mask has the bias.
+
+        Raises:
+            ValueError: keys in pages that the kernel reads by itself, without coordinates.
         """
         if alibi is None:
             return super().mix(query, key, value, **kwargs)
+        pages = kwargs.pop("cache", None)
+        if pages is not None:
+            if kwargs["attention_mask"] is None:
+                raise ValueError(
+                    f"attn_implementation={self.config._attn_implementation!r} cannot add linear biases to keys in "
+                    'pages; load the model with "sdpa", and give `generate_batch` '
+                    "ContinuousBatchingConfig(auto_switch_to_flash=False)."
+                )
+            key, value = pages.update(key, value, self.layer_idx, kwargs)
         width = query.shape[-1] + alibi[0].shape[-1]
         width += -width % MULTIPLE
         query, key = append(query, alibi[0], width), append(key, alibi[1], width)

@@ -59,8 +59,9 @@ class Case:
             implementation. Real positions are compared, and losses that read pads are not.
         reordered_dropout: configuration -> dropout fields that sdpa draws block by block and so in another order than
             the stock class; with these at zero the rest of the dropout is compared. Eager draws as the stock class.
-        wrong_in_stock: deterministic ways to generate (of `harness.MODES`) that give other tokens than greedy search in
-            the stock class, by a fault of its own; ours is compared with its greedy search.
+        wrong_in_stock: deterministic ways to generate (of `harness.MODES`, `generation.DECODING`) that fail or give
+            other tokens than greedy search in the stock class, by a fault of its own; ours is compared with its greedy
+            search.
         wide: fields of a configuration large enough to measure the spread of initial values.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
         eight_bit_tolerance: for models with 8-bit layers, which round their inputs to integers: where another kernel

@@ -159,6 +159,7 @@ CASE = Case(
     legacy_keys=falcon_legacy_keys,
     # With "eager" the stock class adds linear biases twice.
     stock_attention=dict.fromkeys(_FALCON_ALIBI, "sdpa"),
+    wrong_in_stock=("in pieces, static",),  # its cache gets room for as many key/value heads as there are query heads
     own_padding=dict.fromkeys(_FALCON_ALIBI, ("left",)),
     stock_quantises=False,  # its layers are of a class of their own
     wide={"hidden_size": 96, "num_attention_heads": 4, "ffn_hidden_size": 128, "vocab_size": 211, "num_labels": 7},

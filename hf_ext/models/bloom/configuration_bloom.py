@@ -24,8 +24,14 @@ class ExtBloomConfig(ExtConfig):
     attribute_map = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     # Attention stays whole: the slopes belong to the heads of all ranks together.
     base_model_tp_plan = {
+        "word_embeddings": "embedding_rowwise",  # as the head, which may be tied to it
         "h.*.mlp.dense_h_to_4h": "colwise",
         "h.*.mlp.dense_4h_to_h": "rowwise",
+    }
+    base_model_fsdp_plan = {
+        "word_embeddings": "free_full_weight",
+        "h.*": "free_full_weight",
+        "ln_f": "keep_full_weight",
     }
     base_model_pp_plan = {
         "word_embeddings": (["input_ids"], ["inputs_embeds"]),

@@ -25,8 +25,14 @@ class ExtFalconConfig(ExtConfig):
     keys_to_ignore_at_inference = ["past_key_values"]
     # Attention stays whole: one key/value head, or the slopes of ALiBi, belong to the heads of all ranks together.
     base_model_tp_plan = {
+        "word_embeddings": "embedding_rowwise",  # as the head, which may be tied to it
         "h.*.mlp.dense_h_to_4h": "colwise",
         "h.*.mlp.dense_4h_to_h": "rowwise",
+    }
+    base_model_fsdp_plan = {
+        "word_embeddings": "free_full_weight",
+        "h.*": "free_full_weight",
+        "ln_f": "keep_full_weight",
     }
     base_model_pp_plan = {
         "word_embeddings": (["input_ids"], ["inputs_embeds"]),
@@ -75,8 +81,8 @@ class ExtFalconConfig(ExtConfig):
         return self.hidden_size // self.num_attention_heads
 
     @property
-    def key_value_heads(self) -> int:
-        """G."""
+    def num_key_value_heads(self) -> int:
+        """G, under the name by which the library gives its caches their shape. No field: official files know none."""
         if self.new_decoder_architecture:
             return self.num_kv_heads
         return 1 if self.multi_query else self.num_attention_heads

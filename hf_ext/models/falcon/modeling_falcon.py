@@ -66,7 +66,7 @@ class ExtFalconAttention(AlibiAttentionCore):
     """Causal attention; the fused projection holds, group by group, the queries of the group, its key, its value."""
 
     def __init__(self, config: ExtFalconConfig, layer_idx: int) -> None:
-        heads, kv_heads = config.num_attention_heads, config.key_value_heads
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         super().__init__(
             config=config,
             layer_idx=layer_idx,
@@ -154,7 +154,7 @@ class ExtFalconModel(AlibiDecoderModel, ExtFalconPreTrainedModel):
         if config.alibi:
             heads = config.num_attention_heads
             self.alibi = RoundedAlibi(
-                num_heads=heads, scaling=config.head_dim**-0.5, group=heads // config.key_value_heads
+                num_heads=heads, scaling=config.head_dim**-0.5, group=heads // config.num_key_value_heads
             )
         else:
             self.rotary_emb = RotaryEmbedding(config=config)

@@ -33,6 +33,7 @@ class ExtGPTNeoConfig(ExtConfig):
         "sliding_window": "window_size",  # the library's masks and caches look for this name
     }
     base_model_tp_plan = {
+        "wte": "embedding_rowwise",  # as the head, which may be tied to it
         "h.*.attn.attention.q_proj": "colwise",
         "h.*.attn.attention.k_proj": "colwise",
         "h.*.attn.attention.v_proj": "colwise",
@@ -40,6 +41,7 @@ class ExtGPTNeoConfig(ExtConfig):
         "h.*.mlp.c_fc": "colwise",
         "h.*.mlp.c_proj": "rowwise",
     }
+    base_model_fsdp_plan = {"wte": "free_full_weight", "h.*": "free_full_weight", "ln_f": "keep_full_weight"}
 
     vocab_size: int = 50257
     max_position_embeddings: int = 2048

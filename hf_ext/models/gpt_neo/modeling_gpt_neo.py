@@ -185,7 +185,6 @@ class ExtGPTNeoForCausalLM(CausalLMModel, ExtGPTNeoPreTrainedModel, GenerationMi
 
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def __init__(self, config: ExtGPTNeoConfig) -> None:

@@ -66,9 +66,11 @@ class ExtMptConfig(ExtConfig):
     attribute_map = {"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"}
     # Attention stays whole: the slopes belong to the heads of all ranks together.
     base_model_tp_plan = {
+        "wte": "embedding_rowwise",  # as the head, which may be tied to it
         "blocks.*.ffn.up_proj": "colwise",
         "blocks.*.ffn.down_proj": "rowwise",
     }
+    base_model_fsdp_plan = {"wte": "free_full_weight", "blocks.*": "free_full_weight", "norm_f": "keep_full_weight"}
     base_model_pp_plan = {
         "wte": (["input_ids"], ["inputs_embeds"]),
         "blocks": (["hidden_states", "attention_mask"], ["hidden_states"]),

@@ -148,6 +148,7 @@ class ExtOpenAIGPTLMHeadModel(CausalLMModel, ExtOpenAIGPTPreTrainedModel, Genera
     """Next-token prediction."""
 
     _tied_weights_keys = {"lm_head.weight": "transformer.tokens_embed.weight"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def __init__(self, config: ExtOpenAIGPTConfig) -> None:
         super().__init__(config)
