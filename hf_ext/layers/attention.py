@@ -102,7 +102,8 @@ class AttentionCore(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, heads * D) -> (B, heads, T, D). The number of heads follows from the width: tensor parallelism
         leaves a part of them on each rank."""
-        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
+        batch, tokens, width = x.shape
+        return x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         """Attention over projected tokens: `attend_heads` after the heads are taken apart.

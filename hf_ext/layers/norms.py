@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -22,10 +21,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)"""
-        if x.dtype == self.weight.dtype == torch.float32:  # the same numbers in one operation
-            return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight = self.weight
+        if x.dtype == weight.dtype == torch.float32:  # the same numbers in one operation
+            return torch.rms_norm(x, weight.shape, weight, self.eps)
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
