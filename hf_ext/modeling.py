@@ -258,17 +258,17 @@ class BlockStack:
             expected = "(batch, tokens)" if input_ids is not None else "(batch, tokens, hidden_size)"
             found = tuple((input_ids if input_ids is not None else inputs_embeds).shape)
             raise ValueError(f"{name} must have shape {expected}, got {found}.")
-        if 0 in shape and not is_tracing():
+        if is_tracing(input_ids if input_ids is not None else inputs_embeds):
+            return  # nothing below may become part of a graph
+        batch, tokens = shape
+        if 0 in shape:
             raise ValueError(f"the input has shape {shape}: there is no token in it.")
-        if position_ids is not None and not is_tracing(position_ids):
-            batch, tokens = shape
-            if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != tokens:
-                raise ValueError(
-                    f"position_ids must have shape ({batch}, {tokens}) or (1, {tokens}), one for every token, got "
-                    f"{tuple(position_ids.shape)}."
-                )
-        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 and not is_tracing(attention_mask):
-            batch, tokens = shape
+        if position_ids is not None and tuple(position_ids.shape) not in ((batch, tokens), (1, tokens)):
+            raise ValueError(
+                f"position_ids must have shape ({batch}, {tokens}) or (1, {tokens}), one for every token, got "
+                f"{tuple(position_ids.shape)}."
+            )
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
             length = attention_mask.shape[1]
             # With a cache the mask may be longer: a prefix in the cache, or a cache of fixed length.
             fits = length == tokens if past_length is None else length >= tokens
@@ -595,7 +595,7 @@ class DecoderModel(BlockStack):
         rows = None
         if past_key_values is None:
             rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
-        packing = rows if self.can_pack(**kwargs) else None  # else the mask keeps the sequences apart
+        packing = rows if rows is not None and self.can_pack(**kwargs) else None  # else the mask keeps them apart
         past_key_values = self.cache_for(past_key_values, use_cache, rows, encoder_hidden_states)
 
         hidden_states = self.embed(
@@ -616,7 +616,7 @@ class DecoderModel(BlockStack):
         if position_ids is None:
             position_ids = (torch.arange(given.shape[1], device=given.device) + past_length)[None]
         self.drop_unused(kwargs, packing)
-        outputs = self.run_blocks(
+        return self.run_blocks(
             hidden_states,
             *(() if encoder_hidden_states is None else (encoder_hidden_states,)),
             **masks,
@@ -627,13 +627,6 @@ class DecoderModel(BlockStack):
             packing=packing,
             return_dict=True,
             **kwargs,
-        )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            cross_attentions=outputs.cross_attentions,
         )
 
 

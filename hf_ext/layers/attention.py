@@ -14,7 +14,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ext.layers.packing import Packing
@@ -80,6 +82,41 @@ def upcast_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+# What else the library's function looks at.
+SPECIAL = frozenset(("cache", "position_bias", "softcap", "output_attentions"))
+
+
+def sdpa_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """The library's function for "sdpa", with a short way for one query that sees every key: the step of decoding,
+    where telling all the cases apart takes as long as the attention itself.
+
+    Args:
+        query: (B, H, Q, D); key and value: (B, G, K, D).
+        attention_mask: as the library's mask functions make it.
+
+    Returns:
+        (B, Q, H, D) and None.
+    """
+    one_query = not torch.compiler.is_compiling() and query.is_cpu and query.shape[2] == 1
+    if not one_query or attention_mask is not None or not SPECIAL.isdisjoint(kwargs):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    out = scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return out.transpose(1, 2), None
+
+
 class AttentionCore(nn.Module):
     """What all attention layers share.
 
@@ -120,7 +157,8 @@ class AttentionCore(nn.Module):
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, heads * D) -> (B, heads, T, D). The number of heads follows from the width: tensor parallelism
         leaves a part of them on each rank."""
-        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
+        batch, tokens, width = x.shape
+        return x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         """Attention over projected tokens: `attend_heads` after the heads are taken apart.
@@ -175,6 +213,8 @@ class AttentionCore(nn.Module):
         """query (B, H, Q, D), key and value (B, G, K, D) -> (B, Q, H * D), weights."""
         implementation = self.config._attn_implementation
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self.eager_attention)
+        if attention is sdpa_attention_forward:  # a user may have registered another one under this name
+            attention = sdpa_attention
         dropout = self.attention_dropout if self.training else 0.0
         if packing is not None:
             is_causal = kwargs.pop("is_causal", None)

@@ -1,8 +1,28 @@
 """Normalisation. LayerNorm is torch's own."""
 
+import functools
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
+
+
+@functools.cache
+def cpu_scalar(value: float) -> Tensor:
+    """A number as a tensor: operations take it faster than a Python number."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+
+def rms_norm_on_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`torch.rms_norm` for inference: on CPU that is a chain of nine operations, and this one of five.
+
+    Args:
+        x: (..., C); weight: (C,), fp32 both.
+
+    Returns:
+        (..., C)
+    """
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * weight * torch.addcmul(cpu_scalar(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
 
 
 class RMSNorm(nn.Module):
@@ -22,10 +42,14 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)"""
-        if x.dtype == self.weight.dtype == torch.float32:  # the same numbers in one operation
-            return rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight = self.weight
+        if x.dtype == weight.dtype == torch.float32:  # the same numbers in one operation
+            # Not for tensors that are traced or distributed, nor for those that remember what was done to them.
+            if type(x) is Tensor and x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                return rms_norm_on_cpu(x, weight, self.eps)
+            return torch.rms_norm(x, weight.shape, weight, self.eps)
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

@@ -90,10 +90,12 @@ class RotaryEmbedding(nn.Module):
 
     def frequencies(self, position_ids: Tensor) -> Tensor:
         """(R / 2,) frequencies for these positions, fp32."""
-        buffers = {name: buffer.to(position_ids.device) for name, buffer in self.named_buffers()}
-        if self.inv_freq.dtype != torch.float32:  # cast behind our back, by a wrapper that writes buffers directly
+        buffers: dict[str, Tensor] = self._buffers
+        if (
+            buffers["inv_freq"].dtype != torch.float32
+        ):  # cast behind our back, by a wrapper that writes buffers directly
             buffers, _ = self.compute_frequencies(position_ids.device)
-        inv_freq = buffers["inv_freq"]
+        inv_freq = buffers["inv_freq"].to(position_ids.device)
         if self.rope_type == "dynamic":
             # NTK-aware scaling: the base grows with the length of this very input. Nothing is remembered between
             # calls, so a result never depends on what was computed before.
@@ -106,7 +108,9 @@ class RotaryEmbedding(nn.Module):
             return 1.0 / (parameters["rope_theta"] * growth) ** exponents
         if self.rope_type == "longrope":
             original = self.config.rope_parameters["original_max_position_embeddings"]
-            return torch.where(position_ids.max() + 1 > original, buffers["long_inv_freq"], inv_freq)
+            return torch.where(
+                position_ids.max() + 1 > original, buffers["long_inv_freq"].to(inv_freq.device), inv_freq
+            )
         return inv_freq
 
     @torch.no_grad()
@@ -116,7 +120,9 @@ class RotaryEmbedding(nn.Module):
         Computed in fp32 and cast to `dtype`, once for all layers and heads.
         """
         angles = position_ids[:, None, :, None].float() * self.frequencies(position_ids)
-        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_scaling != 1.0:
+            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
         return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
 

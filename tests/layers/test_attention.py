@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import BertConfig, DynamicCache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, eager_attention
 from hf_ext.layers.positions import rotate
@@ -307,3 +308,29 @@ def test_the_implementation_can_be_switched_afterwards() -> None:
     assert module.attend(x, x, x)[1] is None
     config._attn_implementation = "eager"
     assert module.attend(x, x, x)[1].shape == (1, 2, 3, 3)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_one_query_takes_a_short_way_to_the_same_result(kv_heads: int) -> None:
+    """Gradients included; what the library's function alone understands still goes to it."""
+    core = make_core("sdpa")
+    core.num_key_value_groups = 4 // kv_heads
+    tensors = random_heads(3, batch=2, heads=4, kv_heads=kv_heads, queries=1, keys=9, width=8)
+    tensors = [x.float().requires_grad_() for x in tensors]
+    results = []
+    for special in ({}, {"output_attentions": False}):
+        out, _ = core.mix(*tensors, attention_mask=None, **special)
+        results.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
+    for short, long in zip(*results, strict=True):
+        torch.testing.assert_close(short, long, atol=1e-6, rtol=1e-6)
+    bias = torch.randn(1, 4, 1, 9)
+    biased, _ = core.mix(*tensors, attention_mask=None, position_bias=bias)
+    expected, _ = core.mix(*tensors, attention_mask=bias)
+    torch.testing.assert_close(biased, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_another_function_under_the_name_sdpa_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = lambda module, query, key, value, mask, **kwargs: (query.transpose(1, 2) * 0 + 5, None)  # noqa: E731
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", own)
+    out, _ = make_core("sdpa").attend(*(x[:, :1] for x in random_tokens(0)))
+    assert (out == 5).all()

@@ -23,6 +23,9 @@ def test_rms_norm_is_the_formula(shape: tuple[int, ...], eps: float, scale: floa
     expected = wide / ((wide * wide).sum(-1, keepdim=True) / shape[-1] + eps) ** 0.5 * weight
     out = norm(x)
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():  # in other operations
+        torch.testing.assert_close(norm(x).double(), expected, atol=1e-6, rtol=1e-6)
+        assert torch.equal(norm(torch.zeros(shape)), torch.zeros(shape))
     factor = torch.randn(shape)
     got = torch.autograd.grad((out * factor).sum(), (x, norm.weight))
     wanted = torch.autograd.grad((expected * factor).sum(), (wide, weight))
