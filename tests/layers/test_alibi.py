@@ -14,7 +14,7 @@ from hf_ext.layers.alibi import AlibiAttentionCore, append
 from hf_ext.layers.attention import eager_attention
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.positions import Alibi, alibi_slopes
-from hf_ext.modeling import add_bias
+from hf_ext.modeling import add_bias, places_after_first_seen
 
 # --- slopes -------------------------------------------------------------------------------------------------------
 
@@ -344,3 +344,25 @@ def test_nothing_of_the_size_of_all_scores(pattern: str) -> None:
 
 def test_nothing_is_kept_in_buffers() -> None:
     assert not dict(ExtBloomModel(tiny()).named_buffers())
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_texts_side_by_side_begin_at_zero(kind: str) -> None:
+    """Places of another text's keys in front: Falcon rounds its biases, which then depend on where they begin."""
+    seen = torch.zeros(1, 1, 4, 7, dtype=torch.bool)
+    seen[0, 0, 0, :3] = True  # the third token of a text, whose keys are in the pages
+    seen[0, 0, 1, 3:5] = seen[0, 0, 2, 3:6] = True  # two tokens of another one
+    seen[0, 0, 3, 6:] = True  # the first of a third
+    mask = seen if kind == "bool" else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
+    assert places_after_first_seen(mask).tolist() == [[0, 1, 2, 0, 1, 2, 0]]
+
+
+def test_pages_without_a_mask() -> None:
+    """A kernel that reads the pages by itself would leave the biases out."""
+    core = AlibiAttentionCore(
+        config=ExtBloomConfig(attn_implementation="sdpa"), layer_idx=0, num_heads=2, head_dim=4, is_causal=True
+    )
+    heads = torch.zeros(1, 2, 3, 4)
+    columns = Alibi(num_heads=2, scaling=0.5).columns(torch.arange(3)[None], torch.float)
+    with pytest.raises(ValueError, match="auto_switch_to_flash"):
+        core.mix(heads, heads, heads, attention_mask=None, alibi=columns, cache=object())
