@@ -83,6 +83,22 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="roberta",
+            official_model_type="roberta",
+            config="ExtRobertaConfig",
+            heads={
+                "AutoModel": "ExtRobertaModel",
+                "AutoModelForPreTraining": "ExtRobertaForMaskedLM",
+                "AutoModelForMaskedLM": "ExtRobertaForMaskedLM",
+                "AutoModelForCausalLM": "ExtRobertaForCausalLM",
+                "AutoModelForSequenceClassification": "ExtRobertaForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtRobertaForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtRobertaForQuestionAnswering",
+                "AutoModelForMultipleChoice": "ExtRobertaForMultipleChoice",
+                "AutoModelForTextEncoding": "ExtRobertaModel",
+            },
+        ),
+        Architecture(
             name="gpt2",
             official_model_type="gpt2",
             config="ExtGPT2Config",

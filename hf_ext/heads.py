@@ -887,10 +887,11 @@ def classifier_dropout(config: ExtConfig, fallback: float) -> nn.Dropout:
 
 
 class TaskLinear(nn.Linear):
-    """The last layer of a task head, with its weight registered after its bias.
+    """A layer of a task head, with its weight registered after its bias: new, and so not to be quantised.
 
     The library keeps a model's output layer out of quantisation by the name of the last registered parameter; behind a
-    bias it does not recognise the layer and quantises it.
+    bias it does not recognise the layer and quantises it. Layers before it are kept out by their class: bitsandbytes
+    replaces plain linear layers only.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:

@@ -595,6 +595,8 @@ def check_embeds(subject: Subject) -> None:
         inputs = subject.inputs(model.config, padding)
         expected = model(**inputs)
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+        if subject.case.positions_from_ids and padding == "holes":
+            expected = build(subject.stock, subject)(inputs_embeds=embeddings, **inputs)
         compare_outputs(model(inputs_embeds=embeddings, **inputs), expected, padding, real_positions(inputs))
 
 
@@ -929,6 +931,8 @@ def check_packed(subject: Subject, attn: str) -> None:
         batch = DataCollatorWithFlattening(return_flash_attn_kwargs=with_boundaries)(features)
         what = "boundaries given" if with_boundaries else "positions restart"
         labels = batch.pop("labels")
+        first = subject.case.first_position(model.config)
+        batch["position_ids"] = batch["position_ids"] + first
         model.eval()
         with torch.no_grad():
             packed = model(**batch)
@@ -944,7 +948,7 @@ def check_packed(subject: Subject, attn: str) -> None:
     # Two rows, each with sequences of its own.
     ids = torch.cat(rows)[None].view(2, -1) if sum(lengths) % 2 == 0 else None
     assert ids is not None
-    positions = torch.cat([torch.arange(n) for n in lengths]).view(2, -1)  # 3 6 1 | 5 5
+    positions = torch.cat([torch.arange(first, first + n) for n in lengths]).view(2, -1)  # 3 6 1 | 5 5
     model.eval()
     with torch.no_grad():
         both = model(input_ids=ids, position_ids=positions)
@@ -1787,7 +1791,10 @@ def check_pipeline(subject: Subject) -> None:
     size = 1 if subject.kind == "base" else 3
     for folder in (ours, official):
         with no_warning() if folder == ours else contextlib.nullcontext():  # what stock classes say is theirs
-            pipe = transformers.pipeline(task, model=str(folder), device="cpu")
+            model, tokenizer = str(folder), None
+            if folder == official and subject.class_name in subject.case.stock_classes:
+                model, tokenizer = subject.stock.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+            pipe = transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
             results.append(flat([pipe(texts[0], **options), pipe(texts, batch_size=size, **options)]))
     assert len(results[0]) == len(results[1]) > 2
     for mine, reference in zip(*results, strict=True):
