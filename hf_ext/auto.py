@@ -99,6 +99,21 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="distilbert",
+            official_model_type="distilbert",
+            config="ExtDistilBertConfig",
+            heads={
+                "AutoModel": "ExtDistilBertModel",
+                "AutoModelForPreTraining": "ExtDistilBertForMaskedLM",
+                "AutoModelForMaskedLM": "ExtDistilBertForMaskedLM",
+                "AutoModelForSequenceClassification": "ExtDistilBertForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtDistilBertForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtDistilBertForQuestionAnswering",
+                "AutoModelForMultipleChoice": "ExtDistilBertForMultipleChoice",
+                "AutoModelForTextEncoding": "ExtDistilBertModel",
+            },
+        ),
+        Architecture(
             name="gpt2",
             official_model_type="gpt2",
             config="ExtGPT2Config",

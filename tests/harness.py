@@ -1748,7 +1748,8 @@ def check_auto_classes(model_type: str) -> None:
             with hf_ext.takeover():
                 assert type(auto_class.from_pretrained(official)) is subject.ours, f"{auto} in a takeover"
             if subject.stock_config in auto_class._model_mapping:  # ours may be reached by more Auto classes
-                assert type(auto_class.from_pretrained(official)) is subject.stock, f"{auto} after a takeover"
+                found = type(auto_class.from_pretrained(official))
+                assert found is getattr(transformers, class_name.removeprefix("Ext")), f"{auto} after a takeover"
     assert type(AutoConfig.from_pretrained(ours)) is subject.our_config
     tokenizer = tiny_tokenizer()
     assert AutoTokenizer.from_pretrained(ours)("the cat").input_ids == tokenizer("the cat").input_ids
@@ -1826,7 +1827,7 @@ def check_every_parameter_is_trained(subject: Subject) -> None:
     still = {n for n, p in ours.named_parameters() if p.grad is not None} - moved
     # A key's bias adds the same number to all scores of a query: softmax does not see it. Nor does the softmax over
     # choices see the one bias that they share.
-    unseen = r"\bk(ey|_proj)\.bias$" + (r"|^classifier\.bias$" if subject.kind == "choice" else "")
+    unseen = r"\bk(ey|_proj|_lin)\.bias$" + (r"|^classifier\.bias$" if subject.kind == "choice" else "")
     still = {n for n in still if not re.search(unseen, n)}
     assert not still, f"gradients of zero everywhere: {still}"
 
