@@ -99,6 +99,22 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="xlm_roberta",
+            official_model_type="xlm-roberta",
+            config="ExtXLMRobertaConfig",
+            heads={
+                "AutoModel": "ExtXLMRobertaModel",
+                "AutoModelForPreTraining": "ExtXLMRobertaForMaskedLM",
+                "AutoModelForMaskedLM": "ExtXLMRobertaForMaskedLM",
+                "AutoModelForCausalLM": "ExtXLMRobertaForCausalLM",
+                "AutoModelForSequenceClassification": "ExtXLMRobertaForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtXLMRobertaForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtXLMRobertaForQuestionAnswering",
+                "AutoModelForMultipleChoice": "ExtXLMRobertaForMultipleChoice",
+                "AutoModelForTextEncoding": "ExtXLMRobertaModel",
+            },
+        ),
+        Architecture(
             name="distilbert",
             official_model_type="distilbert",
             config="ExtDistilBertConfig",
