@@ -738,6 +738,10 @@ class SpanHead(TaskHead):
 
     accepts_loss_kwargs = False
 
+    def project_span(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, 2)"""
+        return self.qa_outputs(hidden_states)
+
     def span_output(
         self, outputs: ModelOutput, start_positions: Tensor | None, end_positions: Tensor | None
     ) -> QuestionAnsweringModelOutput:
@@ -747,7 +751,7 @@ class SpanHead(TaskHead):
                 f"question answering needs num_labels=2 (start and end), the configuration says "
                 f"{self.qa_outputs.out_features}."
             )
-        start_logits, end_logits = (x.squeeze(-1).contiguous() for x in self.qa_outputs(outputs[0]).split(1, dim=-1))
+        start_logits, end_logits = (x.squeeze(-1).contiguous() for x in self.project_span(outputs[0]).split(1, dim=-1))
         loss = None
         if start_positions is not None and end_positions is not None:
             batch, tokens = start_logits.shape
@@ -887,10 +891,11 @@ def classifier_dropout(config: ExtConfig, fallback: float) -> nn.Dropout:
 
 
 class TaskLinear(nn.Linear):
-    """The last layer of a task head, with its weight registered after its bias.
+    """A layer of a task head, with its weight registered after its bias: new, and so not to be quantised.
 
     The library keeps a model's output layer out of quantisation by the name of the last registered parameter; behind a
-    bias it does not recognise the layer and quantises it.
+    bias it does not recognise the layer and quantises it. Layers before it are kept out by their class: bitsandbytes
+    replaces plain linear layers only.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:

@@ -300,6 +300,9 @@ class EncoderModel(BlockStack):
     """Set by models whose head reads position 0. When padding stands there (left-padded rows), the batch is computed
     with its padding, so that such heads give what the official model gives."""
 
+    first_position = 0
+    """Position of a sequence's first token, from which packed sequences count when only their boundaries are given."""
+
     def pool(self, hidden_states: Tensor) -> Tensor | None:
         """Whole-sequence representation, (B, T, C) -> (B, C), where the architecture has one."""
         return None
@@ -368,7 +371,7 @@ class EncoderModel(BlockStack):
             input_ids: (B, T); or inputs_embeds: (B, T, C), without positions.
             attention_mask: (B, T), 1 at real tokens; a (B, 1, T, T) mask is used as it is.
             token_type_ids: (B, T) segment of each token, default 0.
-            position_ids: (B or 1, T), default 0..T-1.
+            position_ids: (B or 1, T), default 0..T-1, in each sequence where `cu_seq_lens_q` separates them.
             encoder_hidden_states: (B, S, C) for cross-attention; encoder_attention_mask: (B, S).
             past_key_values: cache of a decoder.
             skip_padding: overrides `config.skip_padding` for this call.
@@ -389,6 +392,8 @@ class EncoderModel(BlockStack):
         if past_key_values is None:
             given = input_ids if input_ids is not None else inputs_embeds
             rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
+            if rows is not None and position_ids is None:
+                position_ids = rows.positions(given.shape[0]) + self.first_position
         past_key_values = self.cache_for(past_key_values, use_cache and is_decoder, rows, encoder_hidden_states)
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
 

@@ -595,6 +595,8 @@ def check_embeds(subject: Subject) -> None:
         inputs = subject.inputs(model.config, padding)
         expected = model(**inputs)
         embeddings = model.get_input_embeddings()(inputs.pop("input_ids"))
+        if subject.case.positions_from_ids and padding == "holes":
+            expected = build(subject.stock, subject)(inputs_embeds=embeddings, **inputs)
         compare_outputs(model(inputs_embeds=embeddings, **inputs), expected, padding, real_positions(inputs))
 
 
@@ -929,6 +931,8 @@ def check_packed(subject: Subject, attn: str) -> None:
         batch = DataCollatorWithFlattening(return_flash_attn_kwargs=with_boundaries)(features)
         what = "boundaries given" if with_boundaries else "positions restart"
         labels = batch.pop("labels")
+        first = subject.case.first_position(model.config)
+        batch["position_ids"] = batch["position_ids"] + first
         model.eval()
         with torch.no_grad():
             packed = model(**batch)
@@ -944,7 +948,7 @@ def check_packed(subject: Subject, attn: str) -> None:
     # Two rows, each with sequences of its own.
     ids = torch.cat(rows)[None].view(2, -1) if sum(lengths) % 2 == 0 else None
     assert ids is not None
-    positions = torch.cat([torch.arange(n) for n in lengths]).view(2, -1)  # 3 6 1 | 5 5
+    positions = torch.cat([torch.arange(first, first + n) for n in lengths]).view(2, -1)  # 3 6 1 | 5 5
     model.eval()
     with torch.no_grad():
         both = model(input_ids=ids, position_ids=positions)
@@ -1744,7 +1748,8 @@ def check_auto_classes(model_type: str) -> None:
             with hf_ext.takeover():
                 assert type(auto_class.from_pretrained(official)) is subject.ours, f"{auto} in a takeover"
             if subject.stock_config in auto_class._model_mapping:  # ours may be reached by more Auto classes
-                assert type(auto_class.from_pretrained(official)) is subject.stock, f"{auto} after a takeover"
+                found = type(auto_class.from_pretrained(official))
+                assert found is getattr(transformers, class_name.removeprefix("Ext")), f"{auto} after a takeover"
     assert type(AutoConfig.from_pretrained(ours)) is subject.our_config
     tokenizer = tiny_tokenizer()
     assert AutoTokenizer.from_pretrained(ours)("the cat").input_ids == tokenizer("the cat").input_ids
@@ -1787,7 +1792,10 @@ def check_pipeline(subject: Subject) -> None:
     size = 1 if subject.kind == "base" else 3
     for folder in (ours, official):
         with no_warning() if folder == ours else contextlib.nullcontext():  # what stock classes say is theirs
-            pipe = transformers.pipeline(task, model=str(folder), device="cpu")
+            model, tokenizer = str(folder), None
+            if folder == official and subject.class_name in subject.case.stock_classes:
+                model, tokenizer = subject.stock.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+            pipe = transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
             results.append(flat([pipe(texts[0], **options), pipe(texts, batch_size=size, **options)]))
     assert len(results[0]) == len(results[1]) > 2
     for mine, reference in zip(*results, strict=True):
@@ -1819,7 +1827,7 @@ def check_every_parameter_is_trained(subject: Subject) -> None:
     still = {n for n, p in ours.named_parameters() if p.grad is not None} - moved
     # A key's bias adds the same number to all scores of a query: softmax does not see it. Nor does the softmax over
     # choices see the one bias that they share.
-    unseen = r"\bk(ey|_proj)\.bias$" + (r"|^classifier\.bias$" if subject.kind == "choice" else "")
+    unseen = r"\bk(ey|_proj|_lin)\.bias$" + (r"|^classifier\.bias$" if subject.kind == "choice" else "")
     still = {n for n in still if not re.search(unseen, n)}
     assert not still, f"gradients of zero everywhere: {still}"
 

@@ -209,7 +209,7 @@ def test_architecture_of(name: str) -> None:
     assert hf_ext.architecture_of is architecture_of
 
 
-@pytest.mark.parametrize("name", ["roberta", "", "BERT", "ext_"])
+@pytest.mark.parametrize("name", ["perceiver", "", "BERT", "ext_"])
 def test_architecture_of_names_what_is_known(name: str) -> None:
     with pytest.raises(ValueError, match=rf"model type '{name}' is not one of .*: .*bert.*llama"):
         architecture_of(name)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModel, GPT2Config, RobertaConfig
+from transformers import AutoModel, GPT2Config, MPNetConfig, RobertaConfig
 
 from hf_ext import (
     ExtBertConfig,
@@ -399,10 +399,10 @@ def test_checkpoint_of_another_architecture(cls: type, config: object, name: str
 def test_official_checkpoint_of_a_missing_architecture_during_a_takeover(folder: Path) -> None:
     """What this package does not have stays stock."""
     shutil.rmtree(folder)
-    RobertaConfig(hidden_size=16, num_attention_heads=2).save_pretrained(folder)
+    MPNetConfig(hidden_size=16, num_attention_heads=2).save_pretrained(folder)
     with takeover():
-        assert type(AutoModel.from_config(RobertaConfig(hidden_size=16, num_attention_heads=2,
-                                                        num_hidden_layers=1))).__name__ == "RobertaModel"  # fmt: skip
+        assert type(AutoModel.from_config(MPNetConfig(hidden_size=16, num_attention_heads=2,
+                                                      num_hidden_layers=1))).__name__ == "MPNetModel"  # fmt: skip
 
 
 def refuse_to_build(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Positions: rotary embeddings, linear biases.
+"""Positions: sinusoids, rotary embeddings, linear biases.
+
+Sinusoids (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, section 3.5) are added to the embeddings.
 
 RoPE (Su et al., 2021, https://arxiv.org/abs/2104.09864) turns pairs of coordinates of queries and keys by an angle
 proportional to the position, so that their dot product depends on the distance only.
@@ -15,6 +17,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+def sinusoids(positions: int, width: int, *, device: torch.device | None = None) -> Tensor:
+    """(positions, width) table, fp32: sines in the even columns and cosines in the odd ones, a frequency for each pair.
+
+    The angles are computed in fp64: those of distant positions have lost digits in fp32.
+    """
+    exponents = 2 * (torch.arange(width, dtype=torch.float64, device=device) // 2) / width
+    angles = torch.arange(positions, dtype=torch.float64, device=device)[:, None] / 10000.0**exponents
+    angles[:, 0::2], angles[:, 1::2] = angles[:, 0::2].sin(), angles[:, 1::2].cos()
+    return angles.float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -71,7 +71,10 @@ class Case:
         assign: sets a field of a configuration that is already built, `dropout` fields above all.
         stock_name: parameter name in the stock class's memory -> name in the file.
         stock_classes: our class name -> a subclass of the stock class that takes an input on which that one fails,
-            although every other class of its kind takes it.
+            although every other class of its kind takes it, or on which it contradicts itself.
+        positions_from_ids: whether positions count the ids that are not padding. In embeddings padding is not seen: it
+            is counted, and only the stock class given the same embeddings is comparable where it stands before text.
+        first_position: configuration -> the position of a row's first token.
         stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
         adapter_targets: modules for adapters, where PEFT has no default for the official type.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
@@ -97,6 +100,8 @@ class Case:
     assign: Callable[[object, str, object], None] = setattr
     stock_name: Callable[[str], str] = str
     stock_classes: dict[str, type] = field(default_factory=dict)
+    positions_from_ids: bool = False
+    first_position: Callable[[object], int] = lambda config: 0
     stock_keeps_cache: bool = True
     adapter_targets: list[str] | None = None
     inputs: Callable[..., dict[str, Tensor]] | None = None

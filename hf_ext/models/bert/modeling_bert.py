@@ -235,9 +235,11 @@ class ExtBertModel(EncoderModel, ExtBertPreTrainedModel):
         add_pooling_layer: whether to build the pooler.
     """
 
+    embeddings_class = ExtBertEmbeddings
+
     def __init__(self, config: ExtBertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
-        self.embeddings = ExtBertEmbeddings(config)
+        self.embeddings = self.embeddings_class(config)
         self.encoder = ExtBertEncoder(config)
         self.pooler = ExtBertPooler(config) if add_pooling_layer else None
         self.reads_first_token = add_pooling_layer

@@ -1,0 +1,263 @@
+"""RoBERTa: A Robustly Optimized BERT Pretraining Approach (Liu et al., 2019, https://arxiv.org/abs/1907.11692).
+
+Official checkpoints: FacebookAI/roberta-base, FacebookAI/roberta-large, and every `model_type: roberta` file. BERT's
+blocks, trained without next-sentence prediction. Two things differ in the checkpoints, which come from fairseq: the
+first token of a row has position `pad_token_id + 1`, with padding left out of the count, and heads have other names.
+
+Shapes: B batch, T tokens, P cached tokens, C model width, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers import initialization as init
+from transformers.activations import gelu
+from transformers.modeling_outputs import ModelOutput
+from transformers.utils.import_utils import is_tracing
+
+from hf_ext.heads import (
+    CrossAttendingLMModel,
+    MaskedLMModel,
+    MultipleChoiceModel,
+    QuestionAnsweringModel,
+    SequenceClassificationModel,
+    TaskLinear,
+    TokenClassificationModel,
+    VocabularyHead,
+    classifier_dropout,
+)
+from hf_ext.modeling import ExtPreTrainedModel, positional
+from hf_ext.models.bert.modeling_bert import (
+    ExtBertCrossAttention,
+    ExtBertEmbeddings,
+    ExtBertLayer,
+    ExtBertModel,
+    ExtBertSelfAttention,
+)
+from hf_ext.models.roberta.configuration_roberta import ExtRobertaConfig
+
+
+class ExtRobertaEmbeddings(ExtBertEmbeddings):
+    """BERT's embeddings with positions that begin after the padding id."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.position_embeddings = nn.Embedding(
+            config.max_position_embeddings, config.hidden_size, padding_idx=self.padding_idx
+        )
+
+    def positions(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, past_length: int | Tensor) -> Tensor:
+        """(B or 1, T) positions: P + 1, P + 2, ... beyond the padding id.
+
+        Ids that are the padding id stay on its position and are not counted, whatever the attention mask says;
+        embeddings do not show which tokens are padding, and all are counted.
+
+        Raises:
+            ValueError: there are more tokens than positions.
+        """
+        if input_ids is None:
+            tokens = inputs_embeds.shape[1]
+            counts = torch.arange(1, tokens + 1, device=inputs_embeds.device)[None] + past_length
+        else:
+            tokens, real = input_ids.shape[1], input_ids != self.padding_idx
+            counts = (real.cumsum(1) + past_length) * real
+        limit = self.position_embeddings.num_embeddings - self.padding_idx - 1
+        if isinstance(past_length, int) and not is_tracing(counts) and tokens + past_length > limit:
+            longest = int(counts.max())  # the count is read only where padding decides whether the row fits
+            if longest > limit:
+                raise ValueError(
+                    f"the input has {longest} tokens, but the model has learned positions for {limit} "
+                    f"(max_position_embeddings - pad_token_id - 1 = {limit}); truncate the input."
+                )
+        return counts + self.padding_idx
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        past_length: int | Tensor,
+    ) -> Tensor:
+        """(B, T) ids or (B, T, C) embeddings -> (B, T, C)"""
+        if position_ids is None:
+            position_ids = self.positions(input_ids, inputs_embeds, past_length)
+        return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds, past_length)
+
+
+class ExtRobertaPreTrainedModel(ExtPreTrainedModel):
+    """Base of all RoBERTa classes."""
+
+    config: ExtRobertaConfig
+    base_model_prefix = "roberta"
+    _no_split_modules = ["ExtRobertaEmbeddings", "ExtBertLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"embeddings\.position_ids"]  # older official files carry this buffer
+    _can_record_outputs = {
+        "hidden_states": ExtBertLayer,
+        "attentions": ExtBertSelfAttention,
+        "cross_attentions": ExtBertCrossAttention,
+    }
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ExtRobertaLMHead):
+            init.zeros_(module.bias)
+
+
+class ExtRobertaModel(ExtRobertaPreTrainedModel, ExtBertModel):
+    """The bare encoder; a decoder with `is_decoder=True`.
+
+    Positions follow from the ids (`ExtRobertaEmbeddings.positions`). `position_ids` are rows of the table and used as
+    they are, as the official class does: the first token's is `pad_token_id + 1`. Packed sequences are told apart
+    wherever positions return to the row's first one, whichever it is; `DataCollatorWithFlattening` counts from 0, so
+    add `pad_token_id + 1`, or give `cu_seq_lens_q` and no positions.
+
+    Args:
+        config: the configuration.
+        add_pooling_layer: whether to build the pooler.
+    """
+
+    embeddings_class = ExtRobertaEmbeddings
+
+    @property
+    def first_position(self) -> int:
+        return self.config.pad_token_id + 1
+
+
+class ExtRobertaLMHead(nn.Module):
+    """dense, GELU, LayerNorm, then the word embeddings used backwards, with a bias of their own."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the same tensor as decoder.bias when tied
+
+    def transform(self, hidden_states: Tensor) -> Tensor:
+        """(..., C) -> (..., C); GELU whatever `hidden_act` says."""
+        return self.layer_norm(gelu(self.dense(hidden_states)))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., C) -> (..., V)"""
+        return self.decoder(self.transform(hidden_states))
+
+
+class ExtRobertaVocabularyHead(VocabularyHead):
+    """Where RoBERTa's language-modelling classes keep their output embedding."""
+
+    _tied_weights_keys = {
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    }
+
+    def hidden_transform(self) -> nn.Module:
+        return self.lm_head.transform
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head.decoder = new_embeddings
+        bias = new_embeddings.bias
+        # Untied, the file holds the bias twice; one tensor under both names would be saved under one of them.
+        self.lm_head.bias = bias if self.config.tie_word_embeddings else nn.Parameter(bias.detach().clone())
+
+
+class ExtRobertaForMaskedLM(ExtRobertaVocabularyHead, MaskedLMModel, ExtRobertaPreTrainedModel):
+    """Masked language modelling."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
+        self.lm_head = ExtRobertaLMHead(config)
+        self.post_init()
+
+
+class ExtRobertaForCausalLM(
+    ExtRobertaVocabularyHead, CrossAttendingLMModel, ExtRobertaPreTrainedModel, GenerationMixin
+):
+    """Next-token prediction by RoBERTa blocks used as a decoder (`is_decoder=True`)."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
+        self.lm_head = ExtRobertaLMHead(config)
+        self.post_init()
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, object]) -> Tensor:
+        # The library counts from 0, which in the official class is another place than in the same class's training.
+        counted = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        return counted + self.roberta.first_position
+
+
+class ExtRobertaClassificationHead(nn.Module):
+    """A classifier with a hidden layer over the first token: the pooler of a head of its own."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__()
+        self.dense = TaskLinear(config.hidden_size, config.hidden_size)
+        self.dropout = classifier_dropout(config, config.hidden_dropout_prob)
+        self.out_proj = TaskLinear(config.hidden_size, config.num_labels)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, C) -> (B, num_labels)"""
+        x = torch.tanh(self.dense(self.dropout(hidden_states[:, 0])))
+        return self.out_proj(self.dropout(x))
+
+
+class ExtRobertaForSequenceClassification(SequenceClassificationModel, ExtRobertaPreTrainedModel):
+    """Single label, several labels, or regression, on the first token."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
+        self.roberta.reads_first_token = True
+        self.classifier = ExtRobertaClassificationHead(config)
+        self.post_init()
+
+    def classify(self, outputs: ModelOutput) -> Tensor:
+        return self.classifier(outputs.last_hidden_state)
+
+
+@positional("input_ids", "token_type_ids", "attention_mask", "labels", "position_ids", "inputs_embeds")
+class ExtRobertaForMultipleChoice(MultipleChoiceModel, ExtRobertaPreTrainedModel):
+    """The best of several rows."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.roberta = ExtRobertaModel(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = TaskLinear(config.hidden_size, 1)
+        self.post_init()
+
+    def classify(self, outputs: ModelOutput) -> Tensor:
+        return self.classifier(self.dropout(outputs.pooler_output))
+
+
+class ExtRobertaForTokenClassification(TokenClassificationModel, ExtRobertaPreTrainedModel):
+    """A label per token."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
+        self.dropout = classifier_dropout(config, config.hidden_dropout_prob)
+        self.classifier = TaskLinear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def classify(self, hidden_states: Tensor) -> Tensor:
+        return self.classifier(self.dropout(hidden_states))
+
+
+class ExtRobertaForQuestionAnswering(QuestionAnsweringModel, ExtRobertaPreTrainedModel):
+    """Start and end of an answer."""
+
+    def __init__(self, config: ExtRobertaConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
+        self.qa_outputs = TaskLinear(config.hidden_size, config.num_labels)
+        self.post_init()
