@@ -22,7 +22,7 @@ import hf_ext
 
 ROOT = Path(hf_ext.__file__).parent
 UPPER_ROOMS = ("conversion", "data", "training", "hub", "inspection", "cli")
-PARENTS = {"roberta": "bert", "mistral": "llama", "mbart": "bart", "deit": "vit"}
+PARENTS = {"roberta": "bert", "mistral": "llama", "mbart": "bart", "deit": "vit", "longformer": "bert"}
 MODELING_LINES = 450
 BLOCK_PARAMETERS = 12
 
