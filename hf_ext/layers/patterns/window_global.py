@@ -40,7 +40,7 @@ class Globals:
     """The global tokens of n rows: G slots a row, of which the last may be empty."""
 
     places: Tensor  # (n, G) place in the row; 0 in an empty slot
-    numbers: Tensor  # (n, G) which of the M global tokens of the batch; any in an empty slot
+    numbers: Tensor | None  # (n, G) which of the M global tokens of the batch; any in an empty slot
     filled: Tensor  # (n, G) bool
 
     def pick(self, x: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class Rows:
         return self.bucket.real
 
     def heads(self, x: Tensor) -> Tensor:
-        """(N, H, D) -> (n, H, L, D)"""
-        return (self.bucket.rows(x) if self.packed else x.unflatten(0, (self.bucket.count, -1))).transpose(1, 2)
+        """(B, T, H, D) -> (n, H, L, D)"""
+        return (self.bucket.rows(x.flatten(0, 1)) if self.packed else x).transpose(1, 2)
 
 
 class WindowGlobal:
@@ -115,19 +115,19 @@ class WindowGlobal:
                 marked = marked & bucket.real  # places without a token repeat one
             globals_ = None if marked is None else self.find_globals(bucket, marked, found)
             self.rows.append(Rows(bucket, packing is not None, None if globals_ is None else marked, globals_))
+        self.has_globals = any(rows.globals is not None for rows in self.rows)
         if found:
             self.global_tokens = torch.cat(found)
         self.masks: dict[int, list] = {}  # by window: for each of the rows
 
     def find_globals(self, bucket: Bucket, marked: Tensor, found: list[Tensor]) -> Globals | None:
         """marked (n, L) -> the slots of these rows; their places among all tokens are added to `found`."""
+        if self.traced:  # every token has a slot
+            return Globals(torch.arange(bucket.length, device=self.device).expand(marked.shape), None, marked)
         tokens = bucket.gather
         if tokens is None:
             tokens = torch.arange(bucket.tokens, device=self.device) + bucket.start
         tokens = tokens.view(bucket.count, bucket.length)
-        if self.traced:  # every token has a slot
-            found.append(tokens.flatten())
-            return Globals(torch.arange(bucket.length, device=self.device).expand_as(tokens), tokens, marked)
         counts = marked.sum(1)
         slots = int(counts.max())
         if slots == 0:
@@ -215,12 +215,12 @@ class WindowGlobal:
         """Attention of all tokens.
 
         Args:
-            local: queries, keys and values, (N, H, D) each, where N = B * T.
-            whole: those of the projections for global tokens: queries (M, H, D) of `global_tokens`, keys and values
-                (N, H, D); None without global tokens.
+            local: queries, keys and values, (B, T, H, D) each.
+            whole: those of the projections for global tokens: queries (M, H, D) of `global_tokens`, or (B, T, H, D)
+                when traced, keys and values (B, T, H, D); None without global tokens.
 
         Returns:
-            (N, H, D), zero at padding that is computed. If `explicit` and not packed, the weights (B, H, T, G + W + 1)
+            (B, T, H, D), zero at padding that is computed. If `explicit` and not packed, the weights (B, H, T, G + W + 1)
             as the official class lays them out (first those of the global keys, then the window's; zero for queries
             that are global or padding), and those of global queries (B, H, T, G), None without any.
         """
@@ -237,23 +237,26 @@ class WindowGlobal:
             if not self.explicit and rows.bucket.keep is None and rows.real is not None:
                 out = out.masked_fill(~rows.real[..., None, None], 0.0)
             if rows.globals is not None:
-                query = whole[0][rows.globals.numbers].transpose(1, 2)  # (n, H, G, D)
+                query = whole[0] if self.traced else whole[0][rows.globals.numbers]
+                query = query.transpose(1, 2)  # (n, H, G, D)
                 key, value = (rows.heads(x) for x in whole[1:])
                 attention = explicit_global if self.explicit else global_sdpa
                 mixed, global_weights = attention(query, key, value, rows, **options)  # (n, G, H, D)
                 if self.traced:
-                    both = torch.where(rows.is_global[..., None], mixed.flatten(2), out.flatten(2))
-                    out = both.view(out.shape)
+                    out = torch.where(rows.is_global[..., None, None], mixed, out)
                 else:
                     from_globals.append(mixed[rows.globals.filled])
-            out = out.flatten(0, 1)
-            outputs.append(out if rows.bucket.keep is None else out.index_select(0, rows.bucket.keep))
+            if rows.packed:
+                out = out.flatten(0, 1)
+                out = out if rows.bucket.keep is None else out.index_select(0, rows.bucket.keep)
+            outputs.append(out)
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if self.restore is not None:
             out = out.index_select(0, self.restore.to(out.device))
         if from_globals:
+            out = out.reshape(-1, *out.shape[-2:])
             out = out.index_copy(0, self.global_tokens, torch.cat(from_globals).to(out.dtype))
-        return out, weights, global_weights
+        return out.reshape(local[0].shape), weights, global_weights
 
     def attend_blocks(
         self,
@@ -398,15 +401,16 @@ class WindowGlobalAttentionCore(AttentionCore):
     def attend_window(
         self,
         local: tuple[Tensor, Tensor, Tensor],
-        whole: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+        whole: Callable[[Tensor | None], tuple[Tensor, Tensor, Tensor]],
         windows: WindowGlobal,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Attention over projected tokens.
 
         Args:
             local: queries, keys and values, (B, T, H * D) each.
-            whole: called if there are global tokens, with their (M,) places among the B * T tokens: the queries
-                (M, H * D) of these and keys and values (B, T, H * D) of all, projected for global attention.
+            whole: called if there are global tokens, with their (M,) places among the B * T tokens, or None where each
+                has a slot: the queries (M, H * D) or (B, T, H * D) of these, and keys and values (B, T, H * D) of all,
+                projected for global attention.
             windows: the plan of this forward pass.
 
         Returns:
@@ -414,13 +418,13 @@ class WindowGlobalAttentionCore(AttentionCore):
         """
 
         def heads(projected: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(x.reshape(-1, x.shape[-1] // self.head_dim, self.head_dim) for x in projected)
+            return tuple(x.unflatten(-1, (-1, self.head_dim)) for x in projected)
 
         out, weights, global_weights = windows.attend(
             heads(local),
-            None if windows.global_tokens is None else heads(whole(windows.global_tokens)),
+            heads(whole(windows.global_tokens)) if windows.has_globals else None,
             window=self.window,
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling,
         )
-        return out.reshape(local[0].shape), weights, global_weights
+        return out.flatten(2), weights, global_weights

@@ -103,8 +103,9 @@ class ExtLongformerSelfAttention(WindowGlobalAttentionCore):
         self.value_global = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, *, windows: WindowGlobal) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        def whole(tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return self.query_global(x.flatten(0, 1)[tokens]), self.key_global(x), self.value_global(x)
+        def whole(tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            chosen = x if tokens is None else x.flatten(0, 1)[tokens]
+            return self.query_global(chosen), self.key_global(x), self.value_global(x)
 
         return self.attend_window((self.query(x), self.key(x), self.value(x)), whole, windows)
 
@@ -368,7 +369,7 @@ class ExtLongformerClassificationHead(nn.Module):
 
     def __init__(self, config: ExtLongformerConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = TaskLinear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.out_proj = TaskLinear(config.hidden_size, config.num_labels)
 
