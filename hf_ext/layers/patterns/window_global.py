@@ -153,8 +153,8 @@ class WindowGlobal:
             offset - torch.arange(keys, device=self.device)
         )
         # Finite, for queries that see nothing: they are padding, and what they get is thrown away.
-        least = torch.finfo(self.dtype).min
-        return torch.where(distance.abs() <= window // 2, 0.0, least).to(self.dtype)
+        band = torch.zeros(distance.shape, dtype=self.dtype, device=self.device)
+        return band.masked_fill(distance.abs() > window // 2, torch.finfo(self.dtype).min)
 
     def make_masks(self, rows: Rows, window: int) -> Tensor | list[Tensor] | None:
         least, length, half = torch.finfo(self.dtype).min, rows.bucket.length, window // 2
@@ -285,9 +285,7 @@ class WindowGlobal:
         if rows.globals is not None:
             far = [rows.globals.pick(x) for x in (key, value)]
             for piece in pieces:
-                piece[1:] = [
-                    torch.cat([x, repeat(y, len(x))], dim=2) for x, y in zip(piece[1:], far, strict=True)
-                ]
+                piece[1:] = [torch.cat([x, repeat(y, len(x))], dim=2) for x, y in zip(piece[1:], far, strict=True)]
         first, middle, last = (
             sdpa(*piece, mask, dropout=dropout, scaling=scaling).transpose(1, 2)
             for piece, mask in zip(pieces, masks, strict=True)
@@ -334,7 +332,7 @@ def explicit_global(
     scores = scores.masked_fill(~rows.globals.filled[:, None, :, None], least)
     if rows.real is not None:
         scores = scores.masked_fill(~rows.real[:, None, None], least)
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout)
     return (weights @ value).transpose(1, 2), weights.transpose(2, 3)
 
@@ -374,7 +372,8 @@ def explicit_window(
         far = query @ rows.globals.pick(key).transpose(2, 3) * scaling
         scores = torch.cat([far.masked_fill(~rows.globals.filled[:, None, None], least), scores], dim=-1)
     # The official class has the heads after the tokens; dropout is drawn in that order.
-    weights = scores.transpose(1, 2).contiguous().softmax(-1, dtype=torch.float32)
+    scores = scores.transpose(1, 2).contiguous()
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     if rows.real is not None:
         weights = weights.masked_fill(~rows.real[..., None, None], 0.0)
     weights = nn.functional.dropout(weights.to(query.dtype), p=dropout).transpose(1, 2)

@@ -78,9 +78,7 @@ class ExtLongformerEmbeddings(ExtBertEmbeddings):
                         f"(max_position_embeddings={limit + self.padding_idx + 1}, of which the first "
                         f"{self.padding_idx + 1} stand for padding); truncate the input."
                     )
-        return super().forward(
-            input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds, **inputs
-        )
+        return super().forward(input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds, **inputs)
 
 
 class ExtLongformerSelfAttention(WindowGlobalAttentionCore):
@@ -437,9 +435,7 @@ class ExtLongformerForTokenClassification(ExtLongformerHead, TokenClassification
         return self.classifier(self.dropout(hidden_states))
 
 
-@positional(
-    "input_ids", "token_type_ids", *MASKS[1:], "labels", "position_ids", "inputs_embeds", *SWITCHES
-)
+@positional("input_ids", "token_type_ids", *MASKS[1:], "labels", "position_ids", "inputs_embeds", *SWITCHES)
 class ExtLongformerForMultipleChoice(ExtLongformerHead, MultipleChoiceModel, ExtLongformerPreTrainedModel):
     """The best of several rows; the tokens of the choice, which stands behind the two separators, are global."""
 
