@@ -130,6 +130,21 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="longformer",
+            official_model_type="longformer",
+            config="ExtLongformerConfig",
+            heads={
+                "AutoModel": "ExtLongformerModel",
+                "AutoModelForPreTraining": "ExtLongformerForMaskedLM",
+                "AutoModelForMaskedLM": "ExtLongformerForMaskedLM",
+                "AutoModelForSequenceClassification": "ExtLongformerForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtLongformerForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtLongformerForQuestionAnswering",
+                "AutoModelForMultipleChoice": "ExtLongformerForMultipleChoice",
+                "AutoModelForTextEncoding": "ExtLongformerModel",
+            },
+        ),
+        Architecture(
             name="gpt2",
             official_model_type="gpt2",
             config="ExtGPT2Config",

@@ -50,6 +50,10 @@ class TaskHead:
         """Call the base model, whatever the architecture names it."""
         return getattr(self, self.base_model_prefix)(return_dict=True, **inputs)
 
+    def head_output(self, kind: type[ModelOutput], outputs: ModelOutput, **fields: Tensor | None) -> ModelOutput:
+        """An encoder head's output: its own fields, and what the base model's `outputs` recorded on the way."""
+        return kind(**fields, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
 
 class TokenLabels:
     """For encoder heads with one label per token: padding may be left out only if no label stands on it."""
@@ -155,12 +159,7 @@ class MaskedLMModel(VocabularyHead, TokenLabels):
         logits = None
         if self.wants_logits(labels, output_logits):
             logits = self.project_real(hidden_states, attention_mask, **kwargs)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return self.head_output(MaskedLMOutput, outputs, loss=loss, logits=logits)
 
 
 @dataclass
@@ -595,12 +594,8 @@ class SequenceClassificationModel(RowClassifier):
             **kwargs,
         )
         logits = self.classify(outputs)
-        return SequenceClassifierOutput(
-            loss=self.classification_loss(logits, labels) if labels is not None else None,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        loss = self.classification_loss(logits, labels) if labels is not None else None
+        return self.head_output(SequenceClassifierOutput, outputs, loss=loss, logits=logits)
 
 
 class LastTokenClassificationModel(RowClassifier):
@@ -673,9 +668,7 @@ class TokenLabelHead(TaskHead):
         if labels is not None:
             check_labels(labels, tuple(logits.shape[:2]), meaning="one class index or -100 per token")
             loss = mean_or_share(logits, labels, kwargs.get("num_items_in_batch"))
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.head_output(TokenClassifierOutput, outputs, loss=loss, logits=logits)
 
 
 class TokenClassificationModel(TokenLabelHead, TokenLabels):
@@ -764,12 +757,8 @@ class SpanHead(TaskHead):
                 check_labels(positions, (batch,), name=name, meaning="one token index per row")
                 losses.append(cross_entropy(logits, positions.clamp(0, tokens), ignore_index=tokens))
             loss = sum(losses) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+        return self.head_output(
+            QuestionAnsweringModelOutput, outputs, loss=loss, start_logits=start_logits, end_logits=end_logits
         )
 
 
@@ -879,9 +868,7 @@ class MultipleChoiceModel(TaskHead):
             check_labels(labels, (batch,), meaning="the index of the right choice per row")
             check_classes(labels, choices, "labels", "choices")
             loss = cross_entropy(logits, labels)
-        return MultipleChoiceModelOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return self.head_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
 
 
 def classifier_dropout(config: ExtConfig, fallback: float) -> nn.Dropout:

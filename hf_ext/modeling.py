@@ -437,7 +437,7 @@ class EncoderModel(BlockStack):
                 # The last one is the same tensor; the rest is None where only some layers were asked for.
                 all_hidden_states = tuple(x if x is None else padded.unpack(x) for x in all_hidden_states[:-1])
                 all_hidden_states += (hidden_states,) if outputs.hidden_states[-1] is not None else (None,)
-        return BaseModelOutputWithPoolingAndCrossAttentions(
+        result = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=hidden_states,
             pooler_output=self.pool(hidden_states),
             past_key_values=outputs.past_key_values if use_cache and is_decoder else None,
@@ -445,6 +445,10 @@ class EncoderModel(BlockStack):
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
         )
+        for name in self._can_record_outputs:
+            if not hasattr(result, name) and outputs.get(name):  # recorded by this architecture only
+                result[name] = outputs[name]
+        return result
 
 
 class DecoderModel(BlockStack):

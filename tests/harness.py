@@ -1907,6 +1907,7 @@ def check_token_type_ids(subject: Subject) -> None:
     encoded["input_ids"] = encoded["input_ids"].masked_fill(encoded["attention_mask"] == 0, model.config.pad_token_id)
     if getattr(model.config, "add_cross_attention", False):
         encoded["encoder_hidden_states"] = torch.randn(2, 5, model.config.hidden_size)
+    encoded |= subject.case.beside_text(subject.kind, encoded)
     encoded["token_type_ids"] = torch.zeros_like(encoded["input_ids"])
     if subject.case.segments_are_words:
         expected = build(subject.stock, subject)(**encoded)

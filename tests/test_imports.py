@@ -22,7 +22,14 @@ import hf_ext
 
 ROOT = Path(hf_ext.__file__).parent
 UPPER_ROOMS = ("conversion", "data", "training", "hub", "inspection", "cli")
-PARENTS = {"roberta": "bert", "xlm_roberta": "roberta", "mistral": "llama", "mbart": "bart", "deit": "vit"}
+PARENTS = {
+    "roberta": "bert",
+    "xlm_roberta": "roberta",
+    "longformer": "bert",
+    "mistral": "llama",
+    "mbart": "bart",
+    "deit": "vit",
+}
 MODELING_LINES = 450
 BLOCK_PARAMETERS = 12
 

@@ -43,6 +43,14 @@ class Bucket:
     keep: Tensor | None  # (tokens,) places of the real tokens among the n * L; None: no pads
     tokens: int  # real tokens in the bucket
 
+    def rows(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (n, L, ...); pads hold what some real token holds."""
+        if self.gather is None:
+            x = x[self.start : self.start + self.tokens]
+        else:
+            x = x.index_select(0, self.gather.to(x.device))
+        return x.view(self.count, self.length, *x.shape[1:])
+
 
 @dataclass
 class Packing:
@@ -239,7 +247,7 @@ class Packing:
             return out.view(batch, tokens, *out.shape[1:])
         outputs = []
         for bucket in self.buckets:
-            rows = [self._rows(x, bucket) for x in (query, key, value)]  # (n, H, L, D)
+            rows = [bucket.rows(x).transpose(1, 2) for x in (query, key, value)]  # (n, H, L, D)
             mask = None
             if implementation == "eager" and is_causal:
                 mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device).tril()
@@ -255,15 +263,6 @@ class Packing:
         if self.restore is not None:
             out = out.index_select(0, self.restore.to(out.device))
         return out.view(batch, tokens, *out.shape[1:])
-
-    @staticmethod
-    def _rows(x: Tensor, bucket: Bucket) -> Tensor:
-        """(N, H, D) -> (n, H, L, D)"""
-        if bucket.gather is None:
-            x = x[bucket.start : bucket.start + bucket.tokens]
-        else:
-            x = x.index_select(0, bucket.gather.to(x.device))
-        return x.view(bucket.count, bucket.length, *x.shape[1:]).transpose(1, 2)
 
 
 def has_varlen_kernel(query: Tensor, dropout: float) -> bool:

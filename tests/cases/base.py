@@ -78,6 +78,7 @@ class Case:
         stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
         adapter_targets: modules for adapters, where PEFT has no default for the official type.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
+        beside_text: head kind, what a tokenizer returned -> further arguments that the head needs for any text.
     """
 
     is_decoder: bool
@@ -105,6 +106,7 @@ class Case:
     stock_keeps_cache: bool = True
     adapter_targets: list[str] | None = None
     inputs: Callable[..., dict[str, Tensor]] | None = None
+    beside_text: Callable[[str, dict[str, Tensor]], dict[str, Tensor]] = lambda kind, encoded: {}
 
 
 # --- text inputs --------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Longformer (Beltagy et al., 2020)."""
