@@ -9,14 +9,16 @@ Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import Cache, DistributedConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
+    create_sliding_window_causal_mask,
     packed_sequence_mask_function,
 )
 from transformers.modeling_outputs import (
@@ -30,7 +32,10 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import capture_outputs
 
 from hf_ext.configuration import ExtConfig
+from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
+from hf_ext.layers.patterns.sliding_window import SlidingWindow
+from hf_ext.layers.positions import Alibi
 
 
 def positional(*first: str) -> Callable[[type], type]:
@@ -89,6 +94,24 @@ class ExtPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         # The library finds out by searching the source for its own habits; here every attention layer is a core.
         return True
+
+    def _resolve_parallel_plans(self, distributed_config: DistributedConfig) -> tuple[dict[str, str], ...]:
+        """The plans of the library, after a look at the heads: it would divide the width inside a head.
+
+        Raises:
+            ValueError: tensor parallelism over a number of processes that does not divide the heads.
+        """
+        tp_plan, *others = super()._resolve_parallel_plans(distributed_config)
+        cores = [name for name, module in self.named_modules() if isinstance(module, AttentionCore)]
+        if any(name.startswith(f"{core}.") for name in tp_plan for core in cores):
+            for field in ("num_attention_heads", "num_key_value_heads", "num_kv_heads"):
+                heads = getattr(self.config, field, None)
+                if heads and heads % distributed_config.tp_size:
+                    raise ValueError(
+                        f"{field} ({heads}) cannot be divided among tp_size={distributed_config.tp_size} processes: "
+                        "each needs whole heads. Use fewer processes, or a tp_plan without the attention layers."
+                    )
+        return tp_plan, *others
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -204,8 +227,11 @@ class BlockStack:
         **kwargs: object,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """hidden_states (B, T, C) or packed (1, N, C) -> the same shape. The library's hooks collect hidden states and
-        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional."""
-        for block in self.blocks():
+        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional.
+
+        The number of blocks is read at every call: the library lowers it for a while to exit early
+        (`assistant_early_exit`)."""
+        for block in islice(self.blocks(), self.config.num_hidden_layers):
             hidden_states = block(hidden_states, *args, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
@@ -445,9 +471,35 @@ class DecoderModel(BlockStack):
             rows: boundaries of packed sequences, None where every row is one.
             packing: `rows` where the attention implementation takes the boundaries and needs no mask, else None.
         """
+        mask = self.causal_mask(
+            hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            rows=rows,
+            packing=packing,
+        )
+        return {"attention_mask": mask}
+
+    def causal_mask(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        packing: Packing | None,
+        make: Callable = create_causal_mask,
+    ) -> Tensor | None:
+        """The mask of layers that see all earlier tokens, as the attention implementation in use wants it.
+
+        Args:
+            make: the library's function that makes it; the others are those of `masks`.
+        """
         if packing is not None:
-            return {"attention_mask": None}
-        mask = create_causal_mask(
+            return None
+        return make(
             config=self.config,
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
@@ -456,7 +508,47 @@ class DecoderModel(BlockStack):
             # While a graph is traced the positions cannot be read; the library then makes a mask from them.
             position_ids=position_ids if position_ids is not None and is_tracing(position_ids) else None,
         )
-        return {"attention_mask": mask}
+
+    def sliding_mask(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        packing: Packing | None,
+        **inputs: Tensor | None,
+    ) -> Tensor | SlidingWindow | None:
+        """The mask of layers that see the last `config.sliding_window` tokens (`WindowAttentionCore`): arguments as
+        `masks`.
+
+        Where sdpa computes a whole input, no mask of T * T exists: it is None where the window holds every sequence,
+        and else the plan by which the attention goes block by block. Few queries after a cache, masks of the caller's
+        own, traced graphs and other implementations have the library's mask.
+        """
+        window, tokens = self.config.sliding_window, hidden_states.shape[1]
+        by_block = self.config._attn_implementation == "sdpa" and not is_tracing(attention_mask)
+        real = None
+        if packing is not None:
+            tokens = max(packing.lengths)
+        elif attention_mask is not None:
+            by_block = by_block and isinstance(attention_mask, Tensor) and attention_mask.shape[1:] == (tokens,)
+            if by_block and not attention_mask.all():
+                real = attention_mask.to(hidden_states.device) != 0
+        by_block = by_block and packing is rows and (past_key_values is None or past_key_values.get_seq_length() == 0)
+        if by_block and tokens > window:
+            return SlidingWindow(window, dtype=hidden_states.dtype, device=hidden_states.device, real=real)
+        if by_block and real is None and tokens > 1:  # a single query would see the unused room of a static cache
+            return None
+        return self.causal_mask(
+            hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            rows=rows,
+            packing=packing,
+            make=create_sliding_window_causal_mask,
+            **inputs,
+        )
 
     @merge_with_config_defaults
     @can_return_tuple
@@ -541,3 +633,74 @@ class DecoderModel(BlockStack):
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
         )
+
+
+class AlibiDecoderModel(DecoderModel):
+    """Causal decoder whose attention has linear biases and no other positions (ALiBi, Press et al., 2021,
+    https://arxiv.org/abs/2108.12409).
+
+    The blocks' attention is an `AlibiAttentionCore`. A subclass sets `alibi`; where it is None there are no biases.
+    """
+
+    alibi: Alibi | None = None
+
+    def key_index(
+        self, attention_mask: Tensor | None, keys: int, past_length: int | Tensor, device: torch.device
+    ) -> tuple[Tensor, Tensor | int]:
+        """Indices of the keys in their rows, and of a single query's own key.
+
+        A padding mask counts real tokens only, as the official classes do. Where it is not at hand (none was given, or
+        one of shape (B, 1, T, K)), places are counted: up to a number that is the same for all keys of a row, which
+        softmax does not see, that is the same if all padding stands on one side.
+
+        Returns:
+            (B or 1, K), and (B, 1) or a number.
+        """
+        if attention_mask is None or attention_mask.dim() != 2:
+            return torch.arange(keys, device=device)[None], past_length
+        real = (attention_mask != 0).long()
+        index = (real.cumsum(-1) - 1) * real
+        own = index.amax(-1, keepdim=True)
+        # A cache of fixed length has places that no token has reached.
+        return nn.functional.pad(index, (0, keys - index.shape[1])), own
+
+    def masks(
+        self,
+        hidden_states: Tensor,
+        *,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        rows: Packing | None,
+        **kwargs: object,
+    ) -> dict[str, object]:
+        """As in `DecoderModel`, and the biases: as coordinates for queries and keys, or, for a single query that
+        takes a mask, in the mask. Coordinates would copy the whole cache at each step."""
+        masks = super().masks(
+            hidden_states, attention_mask=attention_mask, past_key_values=past_key_values, rows=rows, **kwargs
+        )
+        if self.alibi is None:
+            return masks
+        batch, tokens = hidden_states.shape[:2]
+        keys, past_length = tokens, 0
+        if past_key_values is not None:
+            keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
+        if rows is not None:
+            index, own = rows.positions(batch), None
+        else:
+            index, own = self.key_index(attention_mask, keys, past_length, hidden_states.device)
+        kind, dtype = hidden_states.device.type, hidden_states.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)  # what the projections return
+        if rows is None and tokens == 1 and self.config._attn_implementation in BUCKETED:
+            return {"attention_mask": add_bias(masks["attention_mask"], self.alibi.bias(index, own), dtype)}
+        return {**masks, "alibi": self.alibi.columns(index, dtype)}
+
+
+def add_bias(mask: Tensor | None, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask, bool or float, and a bias, broadcastable to (B, H, Q, K) each -> a float mask."""
+    least = torch.finfo(dtype).min
+    if mask is None:
+        return bias.to(dtype)
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias, least).to(dtype)
+    return (mask + bias).clamp(min=least).to(dtype)

@@ -1,6 +1,6 @@
 """Every check of the harness over every registered architecture, its heads and its configurations.
 
-An architecture is tested because it is registered; `tests/cases.py` describes its configurations and heads.
+An architecture is tested because it is registered; `tests/cases/` describes its configurations and heads.
 """
 
 import harness

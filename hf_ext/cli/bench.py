@@ -64,8 +64,10 @@ def bench(
             memory=memory,
             progress=status.update,
         )
+    other = next((row.stock_attention for row in rows if row.stock_attention != attention), None)
+    kernels = f"{attention}, stock has only {other}" if other else attention
     table = Table(
-        title=f"{model}: ours against stock ({attention}, {dtype}); ratios above 1 favour ours",
+        title=f"{model}: ours against stock ({kernels}, {dtype}); ratios above 1 favour ours",
         box=rich.box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )

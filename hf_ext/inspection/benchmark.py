@@ -32,6 +32,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from hf_ext.inspection.inputs import (
     Batch,
+    attention_for,
     bare_objective,
     complete_config,
     generates,
@@ -67,6 +68,7 @@ class BenchmarkRow:
     stock_seconds: float
     ours_peak: int | None = None
     stock_peak: int | None = None
+    stock_attention: str | None = None  # attention implementation of the stock class
 
     @property
     def speed_ratio(self) -> float:
@@ -112,7 +114,8 @@ class _Subject:
             architecture = architecture_of(PreTrainedConfig.get_config_dict(self.model)[0]["model_type"])
         model_class = architecture.load(self.class_name) if side == "ours" else stock_class(self.class_name)
         torch.manual_seed(self.seed)
-        options = {"attn_implementation": self.attn_implementation, "dtype": getattr(torch, self.dtype)}
+        implementation = attention_for(model_class, self.attn_implementation)
+        options = {"attn_implementation": implementation, "dtype": getattr(torch, self.dtype)}
         if self.random:
             config = complete_config(model_class.config_class(**self.overrides), self.class_name)
             model = model_class._from_config(config, **options)
@@ -155,7 +158,7 @@ def benchmark(
         scenarios: from `SCENARIOS`, or the first part of names ("training"); None takes all that fit the model.
         threads: CPU threads; None leaves torch's setting.
         dtype: "float32", "bfloat16" or "float16".
-        attn_implementation: of both models.
+        attn_implementation: of both models; an old stock class without sdpa runs eager instead, and the rows say so.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
         new_tokens: tokens to generate in each row.
         memory: False leaves the peaks out, and the fresh processes with them.
@@ -208,6 +211,7 @@ def benchmark(
                     work.batch.padded_tokens,
                     statistics.median(seconds["ours"]),
                     statistics.median(seconds["stock"]),
+                    stock_attention=models["stock"].config._attn_implementation,
                 )
             )
         del models, steps, works, work  # the measuring processes need the memory

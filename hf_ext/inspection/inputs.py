@@ -31,6 +31,11 @@ def stock_class(class_name: str) -> type:
     return getattr(transformers, official)
 
 
+def attention_for(model_class: type, wanted: str) -> str:
+    """The attention implementation to ask a class for: `wanted`, or eager for an old stock class that lacks sdpa."""
+    return "eager" if wanted == "sdpa" and not model_class._supports_sdpa else wanted
+
+
 def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 

@@ -23,6 +23,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from hf_ext.inspection.inputs import (
     Batch,
+    attention_for,
     bare_objective,
     complete_config,
     generates,
@@ -111,7 +112,8 @@ def compare(
         length: tokens of the longest row; cut to what the position table holds.
         seed: of tokens, lengths, labels and drawn weights.
         dtype: both models run in it; the tolerance goes by it (`TOLERANCE`).
-        attn_implementation: "eager", "sdpa", ...; None takes the library's default.
+        attn_implementation: "eager", "sdpa", ...; None takes the library's default. An old stock class without sdpa
+            runs eager.
         progress: called with a line before each step.
 
     Raises:
@@ -137,8 +139,10 @@ def compare(
     name = resolve_head(architecture, head, stated.get("architectures"))
     ours_class, official_class = architecture.load(name), stock_class(name)
     options = {"dtype": dtype}
+    stock_options = dict(options)
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
+        stock_options["attn_implementation"] = attention_for(official_class, attn_implementation)
 
     with tempfile.TemporaryDirectory(prefix="hf-ext-parity-") as folder:
         work = Path(folder)
@@ -150,7 +154,7 @@ def compare(
         source, stock_info = checkpoint, None
         if drawn and stated["model_type"] != architecture.model_type:
             # The stock class draws its own head; what it misses is asked for here, its values come from ours.
-            stock_info = _load(official_class, checkpoint, options)[1]
+            stock_info = _load(official_class, checkpoint, stock_options)[1]
         if drawn or stated["model_type"] == architecture.model_type:
             source = str(work / "exported")
             hf_ext.export_official(model, source)
@@ -161,7 +165,7 @@ def compare(
         gc.collect()
 
         say(f"loading {official_class.__name__}")
-        model, own_info = _load(official_class, source, options)
+        model, own_info = _load(official_class, source, stock_options)
         say(f"running {official_class.__name__}")
         stock = run(model, work / "stock")
         del model
@@ -198,7 +202,7 @@ def _switch_dropout_off(config: PreTrainedConfig) -> None:
         elif isinstance(value, float | int) and any(
             part in name for part in ("dropout", "pdrop", "layerdrop", "drop_path")
         ):
-            setattr(config, name, 0.0)
+            setattr(config, name, type(value)(0))  # strict fields take their own type only
 
 
 @dataclass

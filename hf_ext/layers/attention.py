@@ -62,6 +62,24 @@ def eager_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+def upcast_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, Tensor]:
+    """As `eager_attention`, with scores and softmax in fp32 whatever the precision, under autocast too."""
+    with torch.autocast(query.device.type, enabled=False):
+        scores = torch.matmul(query.float() * scaling, key.float().transpose(2, 3))
+        weights = mask_scores(scores, attention_mask).softmax(-1).to(value.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
 class AttentionCore(nn.Module):
     """What all attention layers share.
 

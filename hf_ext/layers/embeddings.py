@@ -6,8 +6,11 @@ Shapes: B batch, T tokens, P cached tokens, C model width.
 import torch
 from torch import Tensor, nn
 
+TOKEN_ADVICE = "Use the tokenizer of this checkpoint, or resize the embeddings of the model."
+POSITION_ADVICE = "Shorten the input, or generate fewer tokens: there are no positions beyond."
 
-def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str) -> Tensor:
+
+def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str, advice: str = TOKEN_ADVICE) -> Tensor:
     """Rows of an embedding table.
 
     On CPU an index outside the table raises inside torch; it is turned into a message about the argument, at no cost
@@ -18,6 +21,7 @@ def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str) -> T
         index: (B, T) integers.
         name: the argument that holds them, for the message.
         limit_name: the configuration field that limits them, for the message.
+        advice: what to do about an index outside, for the message.
 
     Returns:
         (B, T, C)
@@ -31,8 +35,7 @@ def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str) -> T
         rows = table.weight.shape[0]
         bad = index[(index < 0) | (index >= rows)]
         raise ValueError(
-            f"{name} holds {bad[0].item()}, outside 0..{rows - 1} ({limit_name}={rows}). "
-            "Use the tokenizer of this checkpoint, or resize the embeddings of the model."
+            f"{name} holds {bad[0].item()}, outside 0..{rows - 1} ({limit_name}={rows}). {advice}"
         ) from None
 
 
@@ -68,4 +71,4 @@ def look_up_positions(
                 f"({limit_name}={limit}); truncate the input."
             )
         position_ids = (torch.arange(tokens, device=device) + past_length)[None]
-    return look_up(table, position_ids, name="position_ids", limit_name=limit_name)
+    return look_up(table, position_ids, name="position_ids", limit_name=limit_name, advice=POSITION_ADVICE)

@@ -163,6 +163,12 @@ class Packing:
         counts = torch.tensor(self.lengths, device=self.device)
         return torch.repeat_interleave(torch.arange(len(counts), device=self.device), counts).view(batch, -1)
 
+    def positions(self, batch: int) -> Tensor:
+        """(B, T) place of each packed token in its sequence."""
+        counts = torch.tensor(self.lengths, device=self.device)
+        starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        return (torch.arange(len(starts), device=self.device) - starts).view(batch, -1)
+
     def pack(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (1, N, ...), real tokens only."""
         return x.flatten(0, 1).index_select(0, self.indices.to(x.device))[None]
@@ -191,13 +197,16 @@ class Packing:
         is_causal: bool,
         dropout: float,
         scaling: float,
+        sliding_window: int | None = None,
         **kwargs: object,
     ) -> Tensor:
         """Attention inside each sequence only.
 
         Args:
-            attention: the library's attention function for `implementation`.
+            attention: the library's attention function for `implementation`, or one with its signature.
             query: (B, H, T, D); key and value: (B, G, T, D), where B * T = N packed tokens.
+            sliding_window: keys that a query of causal attention sees, the last ones; None: all earlier ones. Under
+                "sdpa" without a variable-length kernel, `attention` must know it.
 
         Returns:
             (B, T, H, D)
@@ -217,22 +226,24 @@ class Packing:
                 max_length_q=longest,
                 max_length_k=longest,
                 is_causal=is_causal,
+                sliding_window=sliding_window,
                 **kwargs,
             )
             return out.view(batch, tokens, *out.shape[2:])
         # Token-major (N, H, D): a bucket is then a slice or one gather.
         query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
         if implementation == "sdpa" and has_varlen_kernel(query, dropout):
-            out = varlen_kernel(query, key, value, self.cu_seqlens, max(self.lengths), is_causal, scaling)
+            out = varlen_kernel(
+                query, key, value, self.cu_seqlens, max(self.lengths), is_causal, scaling, sliding_window
+            )
             return out.view(batch, tokens, *out.shape[1:])
         outputs = []
         for bucket in self.buckets:
             rows = [self._rows(x, bucket) for x in (query, key, value)]  # (n, H, L, D)
             mask = None
             if implementation == "eager" and is_causal:
-                mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device).tril()[
-                    None, None
-                ]
+                mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device).tril()
+                mask = (mask if sliding_window is None else mask.triu(1 - sliding_window))[None, None]
             elif bucket.real is not None and not is_causal:  # causal rows are padded on the right, out of sight
                 mask = bucket.real.to(query.device)[:, None, None, :]
             out, _ = attention(
@@ -267,7 +278,14 @@ def has_varlen_kernel(query: Tensor, dropout: float) -> bool:
 
 
 def varlen_kernel(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, is_causal: bool, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    is_causal: bool,
+    scaling: float,
+    sliding_window: int | None = None,
 ) -> Tensor:
     """torch's variable-length attention over packed tokens. query (N, H, D), key and value (N, G, D) -> (N, H, D)"""
     from torch.nn.attention.varlen import varlen_attn
@@ -282,7 +300,7 @@ def varlen_kernel(
         longest,
         longest,
         scale=scaling,
-        window_size=(-1, 0) if is_causal else (-1, -1),
+        window_size=(sliding_window - 1 if sliding_window else -1, 0) if is_causal else (-1, -1),
         enable_gqa=key.shape[1] != query.shape[1],
     )
 

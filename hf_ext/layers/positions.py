@@ -1,9 +1,13 @@
-"""Positions: rotary embeddings.
+"""Positions: rotary embeddings, linear biases.
 
 RoPE (Su et al., 2021, https://arxiv.org/abs/2104.09864) turns pairs of coordinates of queries and keys by an angle
 proportional to the position, so that their dot product depends on the distance only.
 
-Shapes: B batch, T tokens, H heads, D head width, R rotated width (D unless a part of the head is rotated).
+ALiBi (Press et al., 2021, https://arxiv.org/abs/2108.12409) lowers a score in proportion to the distance between query
+and key, with a slope of its own for each head.
+
+Shapes: B batch, T tokens, K keys, H heads, G key/value heads, D head width, R rotated width (D unless a part of the
+head is rotated), E extra coordinates of queries and keys.
 """
 
 import torch
@@ -114,3 +118,72 @@ class RotaryEmbedding(nn.Module):
         angles = position_ids[:, None, :, None].float() * self.frequencies(position_ids)
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
+
+
+Columns = tuple[Tensor, Tensor]  # extra coordinates of queries (1, H, 1, E) and keys (B or 1, 1 or G, K, E)
+
+PART = 256  # numbers up to this are exact in bf16
+
+
+def alibi_slopes(num_heads: int, *, bias_max: float = 8, device: torch.device | None = None) -> Tensor:
+    """(H,) slopes, fp32: the powers 1..H of 2 ** (-bias_max / H).
+
+    For a number of heads that is no power of two (the authors' code, not the paper): all slopes of the next lower
+    power, then every other slope of the next higher one.
+
+    Computed where it is used, and no buffer: nothing to be cast to half precision or lost when loading.
+    """
+    whole = 1 << (num_heads - 1).bit_length()  # the next higher power of two, or the number itself
+    slopes = torch.exp2(-torch.arange(1, whole + 1, dtype=torch.float32, device=device) * (bias_max / whole))
+    if whole != num_heads:
+        slopes = torch.cat([slopes[1::2], slopes[::2]])[:num_heads]
+    return slopes
+
+
+class Alibi:
+    """Linear biases in two forms that need no H x T x T tensor.
+
+    Softmax does not see what is the same for all keys of a query, so that slope * (index of the key) stands for
+    -slope * (distance).
+
+    Args:
+        num_heads: H.
+        scaling: the factor on the scores that the attention core applies.
+        bias_max: the last of H slopes is 2 ** -bias_max.
+    """
+
+    def __init__(self, *, num_heads: int, scaling: float, bias_max: float = 8) -> None:
+        self.num_heads, self.scaling, self.bias_max = num_heads, scaling, bias_max
+
+    def columns(self, index: Tensor, dtype: torch.dtype) -> Columns:
+        """Coordinates to append to queries and keys, whose dot product times `scaling` is the bias: any kernel,
+        causal or not, then adds the bias by itself.
+
+        Half precision cannot hold an index beyond 256 or most slopes. Both are split into two numbers that it can
+        hold, a multiple of 256 and the rest, leading digits and the next ones; products are summed in fp32.
+
+        Args:
+            index: (B or 1, K) index of each key in its row.
+            dtype: of queries and keys.
+
+        Returns:
+            (1, H, 1, 4) and (B or 1, 1, K, 4)
+        """
+        slopes = alibi_slopes(self.num_heads, bias_max=self.bias_max, device=index.device) / self.scaling
+        leading = slopes.to(dtype)
+        rest = (slopes - leading.float()).to(dtype)
+        query = torch.stack([PART * leading, leading, PART * rest, rest], dim=-1)
+        parts = torch.stack([index // PART, index % PART], dim=-1).to(dtype)
+        return query[None, :, None], torch.cat([parts, parts], dim=-1)[:, None]
+
+    def bias(self, index: Tensor, own: Tensor | int) -> Tensor:
+        """The bias itself, for a single query.
+
+        Args:
+            index: (B or 1, K) index of each key in its row; own: (B or 1, 1) or number, that of the query.
+
+        Returns:
+            (B or 1, H, 1, K), fp32, zero at the query's own key.
+        """
+        slopes = alibi_slopes(self.num_heads, bias_max=self.bias_max, device=index.device)
+        return slopes[:, None, None] * (index - own)[:, None, None]

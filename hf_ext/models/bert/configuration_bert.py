@@ -18,6 +18,7 @@ class ExtBertConfig(ExtConfig):
 
     model_type = "ext_bert"
     official_model_type = "bert"
+    base_model_fsdp_plan = {"embeddings.word_embeddings": "free_full_weight", "encoder.layer.*": "free_full_weight"}
 
     vocab_size: int = 30522
     hidden_size: int = 768

@@ -22,6 +22,7 @@ class ExtGPT2Config(ExtConfig):
     model_type = "ext_gpt2"
     official_model_type = "gpt2"
     keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_fsdp_plan = {"wte": "free_full_weight", "h.*": "free_full_weight", "ln_f": "keep_full_weight"}
     attribute_map = {
         "hidden_size": "n_embd",
         "max_position_embeddings": "n_positions",

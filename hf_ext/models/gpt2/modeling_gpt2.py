@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, S encoder tokens, Q queries, K keys, H heads, D head 
 width.
 """
 
-import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers.activations import ACT2FN
@@ -26,7 +25,7 @@ from hf_ext.heads import (
     TaskLinear,
     classifier_dropout,
 )
-from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, mask_scores
+from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, upcast_attention
 from hf_ext.layers.embeddings import look_up, look_up_positions
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt2.configuration_gpt2 import ExtGPT2Config
@@ -54,24 +53,6 @@ def attention_options(config: ExtGPT2Config, layer_idx: int) -> dict[str, object
         "dropout": config.attn_pdrop,
         "scaling": scaling / (layer_idx + 1) if config.scale_attn_by_inverse_layer_idx else scaling,
     }
-
-
-def upcast_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: object,
-) -> tuple[Tensor, Tensor]:
-    """As `eager_attention`, with scores and softmax in fp32 under autocast too (`reorder_and_upcast_attn`)."""
-    with torch.autocast(query.device.type, enabled=False):
-        scores = torch.matmul(query.float() * scaling, key.float().transpose(2, 3))
-        weights = mask_scores(scores, attention_mask).softmax(-1).to(value.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 class ExtGPT2Attention(AttentionCore):

@@ -22,10 +22,16 @@ class ExtGPTNeoXConfig(ExtConfig):
     official_model_type = "gpt_neox"
     keys_to_ignore_at_inference = ["past_key_values"]
     base_model_tp_plan = {
+        "embed_in": "embedding_rowwise",  # the head, which may be tied to it, is divided along the vocabulary too
         "layers.*.attention.query_key_value": "colwise",
         "layers.*.attention.dense": "rowwise",
         "layers.*.mlp.dense_h_to_4h": "colwise",
         "layers.*.mlp.dense_4h_to_h": "rowwise",
+    }
+    base_model_fsdp_plan = {
+        "embed_in": "free_full_weight",
+        "layers.*": "free_full_weight",
+        "final_layer_norm": "keep_full_weight",
     }
     base_model_pp_plan = {
         "embed_in": (["input_ids"], ["inputs_embeds"]),

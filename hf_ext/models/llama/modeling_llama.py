@@ -57,9 +57,11 @@ class ExtLlamaAttention(AttentionCore):
 class ExtLlamaDecoderLayer(GradientCheckpointingLayer):
     """Pre-norm block: x + attention(norm(x)), then x + feedforward(norm(x))."""
 
+    attention_class = ExtLlamaAttention  # child architectures have their own
+
     def __init__(self, config: ExtLlamaConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = ExtLlamaAttention(config, layer_idx)
+        self.self_attn = self.attention_class(config, layer_idx)
         self.mlp = GatedFeedForward(
             width=config.hidden_size,
             inner_width=config.intermediate_size,
@@ -88,10 +90,12 @@ class ExtLlamaPreTrainedModel(ExtPreTrainedModel):
 class ExtLlamaModel(DecoderModel, ExtLlamaPreTrainedModel):
     """The bare decoder."""
 
+    block_class = ExtLlamaDecoderLayer  # child architectures have their own
+
     def __init__(self, config: ExtLlamaConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.layers = nn.ModuleList(ExtLlamaDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.block_class(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config=config)
         self.post_init()

@@ -1,0 +1,1 @@
+"""BLOOM (BigScience Workshop, 2022)."""

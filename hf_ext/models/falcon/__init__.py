@@ -1,0 +1,1 @@
+"""Falcon (Almazrouei et al., 2023)."""

@@ -1,0 +1,1 @@
+"""GPT-Neo (Black et al., 2021)."""

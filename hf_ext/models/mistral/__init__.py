@@ -1,0 +1,1 @@
+"""Mistral (Jiang et al., 2023)."""

@@ -1,0 +1,192 @@
+"""What describes an architecture to the tests, and inputs and labels for text models.
+
+Configurations are drawn from a seed, so that sizes change with it while the choices that an architecture offers
+(activations, tied or not, kinds of positions) are all covered.
+
+Shapes: B batch, T tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Head:
+    """One model class.
+
+    Args:
+        kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice,
+            double (causal and choice at once).
+        overrides: configuration fields that this class needs.
+        variants: further configurations for this class only, by name.
+        without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
+        unused_when_untied: the same, for models with untied embeddings.
+    """
+
+    kind: str
+    overrides: dict = field(default_factory=dict)
+    variants: dict[str, dict] = field(default_factory=dict)
+    without_gradient: tuple[str, ...] = ()
+    unused_when_untied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture.
+
+    Args:
+        is_decoder: whether tokens see earlier tokens only.
+        heads: our class name -> what it takes.
+        configs: name -> fields of the official configuration; the first one is used where a check is expensive.
+        dropout: every dropout field, with a probability for the tests that want dropout.
+        nonsense: fields with values that must be refused, and a word of the message besides the field.
+        inexpressible: fields that the official configuration refuses, and a word of the message: ours must refuse them
+            too, at the latest when exporting.
+        official_files: further contents of official config.json files (older spellings), by name.
+        legacy_keys: checkpoint -> the same checkpoint as older files spell it.
+        depends_on_length: configurations whose result depends on the length of the whole input by design, so that
+            packed and separate, or padded and alone, need not agree.
+        stock_attention: configuration, or "all" -> the attention implementation of the stock class that ours is
+            compared with under every implementation, where the stock class has no other or gets another one wrong. A
+            stock class without sdpa is compared in eager mode anyway.
+        own_padding: configuration, or "all" -> padding patterns (`PADDINGS`) whose pads, where they see nothing, hold
+            other values than the stock class's: what a query that sees nothing gets is a matter of the
+            implementation. Real positions are compared, and losses that read pads are not.
+        reordered_dropout: configuration -> dropout fields that sdpa draws block by block and so in another order than
+            the stock class; with these at zero the rest of the dropout is compared. Eager draws as the stock class.
+        wrong_in_stock: deterministic ways to generate (of `harness.MODES`) that give other tokens than greedy search in
+            the stock class, by a fault of its own; ours is compared with its greedy search.
+        wide: fields of a configuration large enough to measure the spread of initial values.
+        segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
+        eight_bit_tolerance: for models with 8-bit layers, which round their inputs to integers: where another kernel
+            than the stock class's gives another last digit, one of them may be rounded to the next integer.
+        stock_quantises: whether bitsandbytes finds the linear layers of the stock class; where not, all of ours are to
+            be quantised, and there is nothing to compare them with.
+        assign: sets a field of a configuration that is already built, `dropout` fields above all.
+        stock_name: parameter name in the stock class's memory -> name in the file.
+        stock_classes: our class name -> a subclass of the stock class that takes an input on which that one fails,
+            although every other class of its kind takes it.
+        stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
+        adapter_targets: modules for adapters, where PEFT has no default for the official type.
+        inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
+    """
+
+    is_decoder: bool
+    heads: dict[str, Head]
+    configs: dict[str, dict]
+    dropout: dict[str, float]
+    nonsense: tuple[tuple[dict, str], ...]
+    wide: dict
+    inexpressible: tuple[tuple[dict, str], ...] = ()
+    official_files: dict[str, dict] = field(default_factory=dict)
+    legacy_keys: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    depends_on_length: tuple[str, ...] = ()
+    segments_are_words: bool = False
+    stock_attention: dict[str, str] = field(default_factory=dict)
+    own_padding: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    reordered_dropout: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong_in_stock: tuple[str, ...] = ()
+    eight_bit_tolerance: float = 1e-5
+    stock_quantises: bool = True
+    assign: Callable[[object, str, object], None] = setattr
+    stock_name: Callable[[str], str] = str
+    stock_classes: dict[str, type] = field(default_factory=dict)
+    stock_keeps_cache: bool = True
+    adapter_targets: list[str] | None = None
+    inputs: Callable[..., dict[str, Tensor]] | None = None
+
+
+# --- text inputs --------------------------------------------------------------------------------------------------
+
+NESTED = ("choice", "double")  # heads whose inputs have shape (B, choices, T)
+PADDINGS = ("none", "ones", "right", "left", "holes")
+
+
+def padding_mask(pattern: str, batch: int, tokens: int) -> Tensor | None:
+    """(B, T) mask of ones and zeros, or None for `none`. Rows have unequal lengths, one of them full."""
+    if pattern == "none":
+        return None
+    mask = torch.ones(batch, tokens, dtype=torch.long)
+    lengths = [tokens, max(1, tokens // 2), max(1, tokens - 2), 1]
+    for row in range(batch):
+        length = lengths[row % len(lengths)]
+        if pattern == "right":
+            mask[row, length:] = 0
+        elif pattern == "left":
+            mask[row, : tokens - length] = 0
+        elif pattern == "holes":
+            # The first token stays: a causal first row would otherwise see nothing.
+            mask[row, 1 + row :: 3] = 0
+    return mask
+
+
+def text_inputs(
+    kind: str,
+    config: object,
+    padding: str = "none",
+    *,
+    batch: int = 4,
+    tokens: int = 9,
+    seed: int = 0,
+    choices: int = 3,
+) -> dict[str, Tensor]:
+    """Token ids, a mask, segments where the model has them, and an encoder's output where it attends to one."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = batch * choices if kind in NESTED else batch
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    allowed = torch.tensor([i for i in range(config.vocab_size) if i != pad])
+    ids = allowed[torch.randint(len(allowed), (rows, tokens), generator=generator)]
+    inputs = {"input_ids": ids}
+    mask = padding_mask(padding, rows, tokens)
+    if mask is not None:
+        inputs["input_ids"] = ids.masked_fill(mask == 0, pad)
+        inputs["attention_mask"] = mask
+    if getattr(config, "type_vocab_size", 0):
+        inputs["token_type_ids"] = torch.randint(config.type_vocab_size, (rows, tokens), generator=generator)
+    if kind in NESTED:
+        inputs = {name: x.view(batch, choices, tokens) for name, x in inputs.items()}
+    if getattr(config, "add_cross_attention", False):
+        inputs["encoder_hidden_states"] = torch.randn(batch, 5, config.hidden_size, generator=generator)
+        if mask is not None:
+            inputs["encoder_attention_mask"] = torch.tensor([[1] * 5, [1] * 3 + [0] * 2] * batch)[:batch]
+    return inputs
+
+
+def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: int = 1) -> dict[str, Tensor]:
+    """Labels for one head; token labels stand on real tokens only, and their number differs from row to row."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    batch, tokens = ids.shape[0], ids.shape[-1]
+    if kind == "base":
+        return {}
+    if kind == "choice":
+        return {"labels": torch.randint(ids.shape[1], (batch,), generator=generator)}
+    if kind in ("row", "next_sentence"):
+        classes = config.num_labels if kind == "row" else 2
+        return {"labels": torch.randint(classes, (batch,), generator=generator)}
+    if kind == "span":
+        # On real tokens, so that a start is never beyond its row's own text.
+        last = mask.sum(-1) - 1 if mask is not None else torch.full((batch,), tokens - 1)
+        first = mask.long().argmax(-1) if mask is not None else torch.zeros(batch, dtype=torch.long)
+        return {"start_positions": first, "end_positions": first + last.clamp(max=1)}
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    if kind == "token":
+        labels = torch.randint(config.num_labels, ids.shape, generator=generator)
+        return {"labels": labels.masked_fill(~real, IGNORED)}
+    if kind == "double":
+        right = torch.randint(ids.shape[1], (batch,), generator=generator)
+        return {"labels": ids.masked_fill(~real, IGNORED), "mc_labels": right}
+    if kind == "causal":
+        return {"labels": ids.masked_fill(~real, IGNORED)}
+    # masked, pretraining
+    chosen = torch.rand(ids.shape, generator=generator) < torch.linspace(0.2, 0.9, batch)[:, None]
+    chosen[:, 0] = True
+    labels = {"labels": ids.masked_fill(~(real & chosen), IGNORED)}
+    if kind == "pretraining":
+        labels["next_sentence_label"] = torch.randint(2, (batch,), generator=generator)
+    return labels
