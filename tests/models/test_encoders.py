@@ -30,13 +30,14 @@ ENCODERS = subjects("base", configs="one", where=lambda s: issubclass(s.ours, En
 
 @torch.no_grad()
 @pytest.mark.parametrize("subject", ENCODERS, ids=str)
-@pytest.mark.parametrize("attn", ["sdpa", "flex_attention"])
-def test_boundaries_without_positions(subject: Subject, attn: str) -> None:
-    """Positions that run on over the boundaries are those of another text."""
-    model = build(subject.ours, subject, attn=attn)
+@pytest.mark.parametrize("weights", [False, True], ids=["packed", "masked"])
+def test_boundaries_without_positions(subject: Subject, weights: bool) -> None:
+    """Positions that run on over the boundaries are those of another text; asking for weights brings a mask."""
+    model = build(subject.ours, subject, attn="eager")
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(5, model.config.vocab_size, (1, n), generator=generator) for n in (3, 6, 1, 5)]
     boundaries = torch.tensor([0, 3, 9, 10, 15], dtype=torch.int32)
     separate = torch.cat([model(row).last_hidden_state[0] for row in rows])
-    packed = model(torch.cat(rows, 1), cu_seq_lens_q=boundaries, cu_seq_lens_k=boundaries).last_hidden_state[0]
+    given = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+    packed = model(torch.cat(rows, 1), **given, output_attentions=weights).last_hidden_state[0]
     assert_close(packed, separate, "packed")
