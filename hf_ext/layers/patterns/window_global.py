@@ -220,9 +220,9 @@ class WindowGlobal:
                 when traced, keys and values (B, T, H, D); None without global tokens.
 
         Returns:
-            (B, T, H, D), zero at padding that is computed. If `explicit` and not packed, the weights (B, H, T, G + W + 1)
-            as the official class lays them out (first those of the global keys, then the window's; zero for queries
-            that are global or padding), and those of global queries (B, H, T, G), None without any.
+            (B, T, H, D), zero at padding that is computed. If `explicit` and not packed, the weights
+            (B, H, T, G + W + 1) as the official class lays them out (first those of the global keys, then the window's;
+            zero for queries that are global or padding), and those of global queries (B, H, T, G), None without any.
         """
         outputs, from_globals, weights, global_weights = [], [], None, None
         for rows, mask in zip(self.rows, self.masks_of(window), strict=True):
