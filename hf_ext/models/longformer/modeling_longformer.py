@@ -300,7 +300,7 @@ class ExtLongformerHead(TaskHead):
         class demands three separators in a row; more of them do no harm. A row without any is a ValueError."""
         if input_ids is None:
             logger.warning_once(
-                "Without input_ids no token has global attention, unless global_attention_mask says so."
+                "Without input_ids no token is global unless global_attention_mask says so."
             )
             return None
         separator = self.config.sep_token_id
