@@ -67,8 +67,8 @@ class ExtLongformerEmbeddings(ExtBertEmbeddings):
                 real = (input_ids != self.padding_idx).long()
                 position_ids = real.cumsum(1) * real + self.padding_idx
             else:
-                position_ids = torch.arange(1, inputs_embeds.shape[1] + 1, device=inputs_embeds.device)[None]
-                position_ids = position_ids + self.padding_idx
+                places = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+                position_ids = (places + self.padding_idx + 1)[None]
             limit = self.position_embeddings.weight.shape[0] - self.padding_idx - 1
             if not is_tracing(position_ids) and position_ids.shape[1] > limit:
                 tokens = int(position_ids.max()) - self.padding_idx
@@ -296,17 +296,11 @@ class ExtLongformerHead(TaskHead):
         return output
 
     def first_separator(self, input_ids: Tensor | None) -> Tensor | None:
-        """(B, T) ids -> (B, 1) place of the first separator, which ends the question; None without ids.
-
-        The official class demands three separators in a row; more of them do no harm.
-
-        Raises:
-            ValueError: a row without a separator.
-        """
+        """(B, T) ids -> (B, 1) place of the first separator, which ends the question; None without ids. The official
+        class demands three separators in a row; more of them do no harm. A row without any is a ValueError."""
         if input_ids is None:
             logger.warning_once(
-                "The tokens with global attention cannot be found in embeddings; without a global_attention_mask there "
-                "are none."
+                "Without input_ids no token is global unless global_attention_mask says so."
             )
             return None
         separator = self.config.sep_token_id
