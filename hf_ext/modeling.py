@@ -583,7 +583,8 @@ class DecoderModel(BlockStack):
             input_ids: (B, T); or inputs_embeds: (B, T, C).
             attention_mask: (B, P + T), 1 at real tokens; a (B, 1, T, P + T) mask is used as it is.
             position_ids: (B or 1, T), default P..P+T-1 whatever the mask says (`generate` derives them from the
-                mask of a left-padded batch). Positions that start again inside a row separate packed sequences.
+                mask of a left-padded batch), 0..n-1 in each sequence that `cu_seq_lens_q` bounds. Positions that
+                start again inside a row separate packed sequences.
             past_key_values: cache; one is made when `use_cache` and the model is in eval mode. With an encoder's
                 output it becomes an `EncoderDecoderCache`: go on with the one that is returned.
             token_type_ids: (B, T) segment of each token, for architectures that embed it; others pass over it.
@@ -604,6 +605,8 @@ class DecoderModel(BlockStack):
         rows = None
         if past_key_values is None:
             rows = self.packed_rows(position_ids, attention_mask, given.shape[0], **kwargs)
+            if rows is not None and position_ids is None:  # only the boundaries were given
+                position_ids = rows.positions(given.shape[0])
         packing = rows if rows is not None and self.can_pack(**kwargs) else None  # else the mask keeps them apart
         past_key_values = self.cache_for(past_key_values, use_cache, rows, encoder_hidden_states)
 

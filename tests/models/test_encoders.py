@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from harness import Subject, assert_close, build, subjects
-
-from hf_ext.modeling import EncoderModel
+from harness import Subject, build, subjects
 
 VOCABULARY_HEADS = subjects("masked", "pretraining", configs="one", where=lambda s: not s.causal)
 
@@ -23,21 +21,3 @@ def test_vocabulary_head_leaves_padding_out(subject: Subject) -> None:
     assert rows == [15, 27]
     assert torch.equal(logits[mask == 0], torch.zeros(12, model.config.vocab_size))
     torch.testing.assert_close(logits[mask == 1], padded[mask == 1], rtol=0, atol=1e-5)
-
-
-ENCODERS = subjects("base", configs="one", where=lambda s: issubclass(s.ours, EncoderModel))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("subject", ENCODERS, ids=str)
-@pytest.mark.parametrize("weights", [False, True], ids=["packed", "masked"])
-def test_boundaries_without_positions(subject: Subject, weights: bool) -> None:
-    """Positions that run on over the boundaries are those of another text; asking for weights brings a mask."""
-    model = build(subject.ours, subject, attn="eager")
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(5, model.config.vocab_size, (1, n), generator=generator) for n in (3, 6, 1, 5)]
-    boundaries = torch.tensor([0, 3, 9, 10, 15], dtype=torch.int32)
-    separate = torch.cat([model(row).last_hidden_state[0] for row in rows])
-    given = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
-    packed = model(torch.cat(rows, 1), **given, output_attentions=weights).last_hidden_state[0]
-    assert_close(packed, separate, "packed")

@@ -178,6 +178,10 @@ class ExtLongformerModel(EncoderModel, ExtLongformerPreTrainedModel):
     def embed(self, **inputs: Tensor | int | None) -> Tensor:
         return self.embeddings(**inputs)
 
+    @property
+    def first_position(self) -> int:
+        return self.embeddings.padding_idx + 1
+
     def blocks(self) -> nn.ModuleList:
         return self.encoder.layer
 
@@ -299,9 +303,7 @@ class ExtLongformerHead(TaskHead):
         """(B, T) ids -> (B, 1) place of the first separator, which ends the question; None without ids. The official
         class demands three separators in a row; more of them do no harm. A row without any is a ValueError."""
         if input_ids is None:
-            logger.warning_once(
-                "Without input_ids no token is global unless global_attention_mask says so."
-            )
+            logger.warning_once("Without input_ids no token is global unless global_attention_mask says so.")
             return None
         separator = self.config.sep_token_id
         found = input_ids == separator if separator is not None else torch.zeros_like(input_ids, dtype=torch.bool)
