@@ -44,8 +44,10 @@ class RMSNorm(nn.Module):
         """(..., C) -> (..., C)"""
         weight = self.weight
         if x.dtype == weight.dtype == torch.float32:  # the same numbers in one operation
-            # Not for tensors that are traced or distributed, nor for those that remember what was done to them.
-            if type(x) is Tensor and x.is_cpu and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            # Not in training, where a block may run a second time with gradients and has to give the same; not for
+            # tensors that are traced or distributed, nor for those that remember what was done to them.
+            inference = not self.training and not torch.is_grad_enabled()
+            if inference and type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling():
                 return rms_norm_on_cpu(x, weight, self.eps)
             return torch.rms_norm(x, weight.shape, weight, self.eps)
         wide = x.float()

@@ -66,6 +66,8 @@ class ExtFalconConfig(ExtConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for derived in ("num_key_value_heads", "head_dim"):  # properties here; files of other writers may hold them
+            kwargs.pop(derived, None)
         n_embed = kwargs.pop("n_embed", None)
         if n_embed is not None:
             self.hidden_size = n_embed
