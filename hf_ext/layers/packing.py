@@ -15,8 +15,10 @@ Shapes: B batch, T tokens of a padded row, N packed tokens, S sequences, H heads
 n sequences of a bucket, L longest sequence of a bucket.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -67,17 +69,28 @@ class Packing:
     indices: Tensor | None
     shape: tuple[int, int] | None
     device: torch.device
-    restore: Tensor | None = field(init=False, default=None)  # (N,) bucket order back to packed order
-    buckets: list[Bucket] = field(init=False)
-    cu_seqlens: Tensor = field(init=False)  # (S + 1,) int32 boundaries
 
-    def __post_init__(self) -> None:
-        lengths = torch.tensor(self.lengths, dtype=torch.int64)
-        starts = lengths.cumsum(0) - lengths
-        self.cu_seqlens = torch.cat([starts, lengths.sum()[None]]).to(self.device, torch.int32)
-        order = torch.argsort(lengths, stable=True).tolist()
-        starts = starts.tolist()
-        self.buckets, in_bucket_order = [], []
+    @functools.cached_property
+    def cu_seqlens(self) -> Tensor:
+        """(S + 1,) int32 boundaries."""
+        return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The sequences by length."""
+        return self._bucketed[0]
+
+    @property
+    def restore(self) -> Tensor | None:
+        """(N,) bucket order back to packed order; None if they are the same."""
+        return self._bucketed[1]
+
+    @functools.cached_property
+    def _bucketed(self) -> tuple[list[Bucket], Tensor | None]:
+        # Made when asked for: kernels that take boundaries, and what packs or unpacks only, need none.
+        starts = [0, *itertools.accumulate(self.lengths)][:-1]
+        order = sorted(range(len(starts)), key=self.lengths.__getitem__)
+        buckets, in_bucket_order = [], []
         first = 0
         while first < len(order):
             last = first + 1
@@ -85,14 +98,15 @@ class Packing:
             while last < len(order) and self.lengths[order[last]] <= max(BUCKET_SLACK * shortest, SHORT):
                 last += 1
             members = order[first:last]
-            self.buckets.append(self._bucket(members, starts))
+            buckets.append(self._bucket(members, starts))
             in_bucket_order += members
             first = last
-        if in_bucket_order != list(range(len(order))):
-            packed = torch.cat([torch.arange(starts[s], starts[s] + self.lengths[s]) for s in in_bucket_order])
-            self.restore = torch.empty_like(packed)
-            self.restore[packed] = torch.arange(len(packed))
-            self.restore = self.restore.to(self.device)
+        if in_bucket_order == list(range(len(order))):
+            return buckets, None
+        packed = torch.cat([torch.arange(starts[s], starts[s] + self.lengths[s]) for s in in_bucket_order])
+        restore = torch.empty_like(packed)
+        restore[packed] = torch.arange(len(packed))
+        return buckets, restore.to(self.device)
 
     def _bucket(self, members: list[int], starts: list[int]) -> Bucket:
         lengths = [self.lengths[s] for s in members]
