@@ -104,6 +104,5 @@ CASE = Case(
     },
     legacy_keys=without_prefix,
     stock_attention={"all": "eager"},
-    eight_bit_tolerance=0.05,
     wide={"hidden_size": 96, "n_head": 4, "vocab_size": 211, "num_labels": 7},
 )
