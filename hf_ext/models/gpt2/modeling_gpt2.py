@@ -26,7 +26,7 @@ from hf_ext.heads import (
     classifier_dropout,
 )
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, upcast_attention
-from hf_ext.layers.embeddings import look_up, look_up_positions
+from hf_ext.layers.embeddings import embed_words_and_positions
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt2.configuration_gpt2 import ExtGPT2Config
 
@@ -180,27 +180,8 @@ class ExtGPT2Model(DecoderModel, ExtGPT2PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.wte = value
 
-    def embed(
-        self,
-        input_ids: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        past_length: int | Tensor,
-    ) -> Tensor:
-        if inputs_embeds is None:
-            inputs_embeds = look_up(self.wte, input_ids, name="input_ids", limit_name="vocab_size")
-        x = inputs_embeds + look_up_positions(
-            self.wpe,
-            position_ids,
-            tokens=inputs_embeds.shape[1],
-            past_length=past_length,
-            device=inputs_embeds.device,
-            limit_name="n_positions",
-        )
-        if token_type_ids is not None:  # segments are words of the vocabulary
-            x = x + look_up(self.wte, token_type_ids, name="token_type_ids", limit_name="vocab_size")
-        return self.drop(x)
+    def embed(self, **inputs: Tensor | int | None) -> Tensor:
+        return self.drop(embed_words_and_positions(self.wte, self.wpe, limit_name="n_positions", **inputs))
 
     def blocks(self) -> nn.ModuleList:
         return self.h

@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, M global tokens of the batch, C model width, W window
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
+from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
@@ -29,6 +30,7 @@ from hf_ext.heads import (
     TaskLinear,
     TokenClassificationModel,
 )
+from hf_ext.layers.embeddings import positions_after_padding
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.patterns.window_global import WindowGlobal, WindowGlobalAttentionCore
 from hf_ext.modeling import EncoderModel, ExtPreTrainedModel, positional
@@ -63,21 +65,9 @@ class ExtLongformerEmbeddings(ExtBertEmbeddings):
     ) -> Tensor:
         """(B, T) ids or (B, T, C) embeddings, whose padding cannot be told -> (B, T, C)"""
         if position_ids is None:
-            if input_ids is not None:
-                real = (input_ids != self.padding_idx).long()
-                position_ids = real.cumsum(1) * real + self.padding_idx
-            else:
-                places = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
-                position_ids = (places + self.padding_idx + 1)[None]
-            limit = self.position_embeddings.weight.shape[0] - self.padding_idx - 1
-            if not is_tracing(position_ids) and position_ids.shape[1] > limit:
-                tokens = int(position_ids.max()) - self.padding_idx
-                if tokens > limit:
-                    raise ValueError(
-                        f"the input has {tokens} tokens, but the model has learned positions for {limit} "
-                        f"(max_position_embeddings={limit + self.padding_idx + 1}, of which the first "
-                        f"{self.padding_idx + 1} stand for padding); truncate the input."
-                    )
+            position_ids = positions_after_padding(
+                self.position_embeddings, input_ids, inputs_embeds, padding_idx=self.padding_idx
+            )
         return super().forward(input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds, **inputs)
 
 
@@ -149,7 +139,7 @@ class ExtLongformerPreTrainedModel(ExtPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, ExtLongformerLMHead):
-            torch.nn.init.zeros_(module.bias)  # guarded by the library while it initialises
+            init.zeros_(module.bias)
 
 
 @positional(*INPUTS, *SWITCHES)

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_ext.heads import CausalLMModel, DoubleHeadsModel, LastTokenClassificationModel, SequenceSummary
 from hf_ext.layers.attention import AttentionCore
-from hf_ext.layers.embeddings import look_up, look_up_positions
+from hf_ext.layers.embeddings import embed_words_and_positions
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.openai_gpt.configuration_openai_gpt import ACTIVATIONS, ExtOpenAIGPTConfig
 
@@ -117,27 +117,10 @@ class ExtOpenAIGPTModel(DecoderModel, ExtOpenAIGPTPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.tokens_embed = value
 
-    def embed(
-        self,
-        input_ids: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        past_length: int | Tensor,
-    ) -> Tensor:
-        if inputs_embeds is None:
-            inputs_embeds = look_up(self.tokens_embed, input_ids, name="input_ids", limit_name="vocab_size")
-        x = inputs_embeds + look_up_positions(
-            self.positions_embed,
-            position_ids,
-            tokens=inputs_embeds.shape[1],
-            past_length=past_length,
-            device=inputs_embeds.device,
-            limit_name="n_positions",
+    def embed(self, **inputs: Tensor | int | None) -> Tensor:
+        return self.drop(
+            embed_words_and_positions(self.tokens_embed, self.positions_embed, limit_name="n_positions", **inputs)
         )
-        if token_type_ids is not None:  # segments are words of the vocabulary
-            x = x + look_up(self.tokens_embed, token_type_ids, name="token_type_ids", limit_name="vocab_size")
-        return self.drop(x)
 
     def blocks(self) -> nn.ModuleList:
         return self.h

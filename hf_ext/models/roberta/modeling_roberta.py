@@ -13,7 +13,6 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.activations import gelu
 from transformers.modeling_outputs import ModelOutput
-from transformers.utils.import_utils import is_tracing
 
 from hf_ext.heads import (
     CrossAttendingLMModel,
@@ -26,6 +25,7 @@ from hf_ext.heads import (
     VocabularyHead,
     classifier_dropout,
 )
+from hf_ext.layers.embeddings import positions_after_padding
 from hf_ext.modeling import ExtPreTrainedModel, positional
 from hf_ext.models.bert.modeling_bert import (
     ExtBertCrossAttention,
@@ -47,31 +47,6 @@ class ExtRobertaEmbeddings(ExtBertEmbeddings):
             config.max_position_embeddings, config.hidden_size, padding_idx=self.padding_idx
         )
 
-    def positions(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, past_length: int | Tensor) -> Tensor:
-        """(B or 1, T) positions: P + 1, P + 2, ... beyond the padding id.
-
-        Ids that are the padding id stay on its position and are not counted, whatever the attention mask says;
-        embeddings do not show which tokens are padding, and all are counted.
-
-        Raises:
-            ValueError: there are more tokens than positions.
-        """
-        if input_ids is None:
-            tokens = inputs_embeds.shape[1]
-            counts = torch.arange(1, tokens + 1, device=inputs_embeds.device)[None] + past_length
-        else:
-            tokens, real = input_ids.shape[1], input_ids != self.padding_idx
-            counts = (real.cumsum(1) + past_length) * real
-        limit = self.position_embeddings.num_embeddings - self.padding_idx - 1
-        if isinstance(past_length, int) and not is_tracing(counts) and tokens + past_length > limit:
-            longest = int(counts.max())  # the count is read only where padding decides whether the row fits
-            if longest > limit:
-                raise ValueError(
-                    f"the input has {longest} tokens, but the model has learned positions for {limit} "
-                    f"(max_position_embeddings - pad_token_id - 1 = {limit}); truncate the input."
-                )
-        return counts + self.padding_idx
-
     def forward(
         self,
         input_ids: Tensor | None,
@@ -82,7 +57,13 @@ class ExtRobertaEmbeddings(ExtBertEmbeddings):
     ) -> Tensor:
         """(B, T) ids or (B, T, C) embeddings -> (B, T, C)"""
         if position_ids is None:
-            position_ids = self.positions(input_ids, inputs_embeds, past_length)
+            position_ids = positions_after_padding(
+                self.position_embeddings,
+                input_ids,
+                inputs_embeds,
+                padding_idx=self.padding_idx,
+                past_length=past_length,
+            )
         return super().forward(input_ids, token_type_ids, position_ids, inputs_embeds, past_length)
 
 
