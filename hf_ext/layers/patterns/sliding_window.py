@@ -136,7 +136,7 @@ class SlidingWindow:
         return torch.cat([first, others[:, : tokens - window]], dim=1), None
 
 
-def overlapping(x: Tensor, length: int, step: int, missing: int) -> Tensor:
+def overlapping(x: Tensor, length: int, step: int, missing: int = 0) -> Tensor:
     """(B, H, T, D) -> (B * N, H, length, D): pieces that begin `step` apart, after `missing` zeros at the end."""
     if missing:
         x = nn.functional.pad(x, (0, 0, 0, missing))

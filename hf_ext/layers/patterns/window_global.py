@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import Bucket, Packing
-from hf_ext.layers.patterns.sliding_window import LEAST_BLOCK, QUERIES_PER_WINDOW
+from hf_ext.layers.patterns.sliding_window import LEAST_BLOCK, QUERIES_PER_WINDOW, overlapping
 
 
 @dataclass
@@ -297,11 +297,6 @@ class WindowGlobal:
 def repeat(x: Tensor, rows: int) -> Tensor:
     """(n, ...) -> (rows, ...): each row for each of its blocks."""
     return x if len(x) == rows else x.repeat_interleave(rows // len(x), 0)
-
-
-def overlapping(x: Tensor, length: int, step: int) -> Tensor:
-    """(n, H, L, D) -> (n * J, H, length, D): pieces that begin `step` apart."""
-    return x.unfold(2, length, step).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, scaling: float) -> Tensor:
