@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 
 import torch
-import transformers
 from harness import (
     Subject,
     assert_close,
@@ -21,6 +20,7 @@ from harness import (
     generation_pair,
     no_warning,
     ours_and_official_folders,
+    pipeline,
     prompts,
     randomise,
     scratch,
@@ -414,7 +414,7 @@ def check_chat(subject: Subject) -> None:
     for folder in (ours, official):
         tokenizer.save_pretrained(folder)
         with no_warning():
-            pipe = transformers.pipeline("text-generation", model=str(folder), device="cpu")
+            pipe = pipeline(subject, "text-generation", folder, repaired=folder == official)
             results.append(pipe(chats, max_new_tokens=5, do_sample=False, batch_size=2))
     assert results[0] == results[1]
     assert results[0][0][0]["generated_text"][-1]["role"] == "assistant"

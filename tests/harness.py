@@ -891,9 +891,9 @@ def check_logits_to_keep(subject: Subject) -> None:
     """Trainers that need only the last logits would get those of other positions."""
     model = build(subject.ours, subject, **no_dropout(subject))
     inputs = as_rows(subject, subject.inputs(model.config, "right"))
-    full = model(**inputs).logits
     for train in (False, True):
         model.train(train)
+        full = model(**inputs).logits
         assert torch.equal(model(**inputs, logits_to_keep=0).logits, full)
         assert_close(model(**inputs, logits_to_keep=3).logits, full[:, -3:], "the last three", 1e-6)
         chosen = torch.tensor([0, 4, 5])
@@ -1779,6 +1779,14 @@ def flat(value: object) -> list:
     return [value]
 
 
+def pipeline(subject: Subject, task: str, folder: Path, *, repaired: bool) -> transformers.Pipeline:
+    """The library's pipeline over a folder; with the case's repaired stock class where it has one."""
+    model, tokenizer = str(folder), None
+    if repaired and subject.class_name in subject.case.stock_classes:
+        model, tokenizer = subject.stock.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
+
+
 def check_pipeline(subject: Subject) -> None:
     """A pipeline that refuses the class, warns about it, or gives another result than with the stock class."""
     ours, official = ours_and_official_folders(subject)
@@ -1792,10 +1800,7 @@ def check_pipeline(subject: Subject) -> None:
     size = 1 if subject.kind == "base" else 3
     for folder in (ours, official):
         with no_warning() if folder == ours else contextlib.nullcontext():  # what stock classes say is theirs
-            model, tokenizer = str(folder), None
-            if folder == official and subject.class_name in subject.case.stock_classes:
-                model, tokenizer = subject.stock.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-            pipe = transformers.pipeline(task, model=model, tokenizer=tokenizer, device="cpu")
+            pipe = pipeline(subject, task, folder, repaired=folder == official)
             results.append(flat([pipe(texts[0], **options), pipe(texts, batch_size=size, **options)]))
     assert len(results[0]) == len(results[1]) > 2
     for mine, reference in zip(*results, strict=True):

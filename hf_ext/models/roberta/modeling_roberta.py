@@ -172,6 +172,11 @@ class ExtRobertaForCausalLM(
         counted = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
         return counted + self.roberta.first_position
 
+    def run_base(self, position_ids: Tensor | None = None, **inputs: object) -> ModelOutput:
+        if "write_index" in inputs:  # `generate_batch`, with keys and values in pages: it counts from 0 as well
+            position_ids = position_ids + self.roberta.first_position
+        return super().run_base(position_ids=position_ids, **inputs)
+
 
 class ExtRobertaClassificationHead(nn.Module):
     """A classifier with a hidden layer over the first token: the pooler of a head of its own."""
