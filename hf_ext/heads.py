@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import Cache
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     CausalLMOutputWithPast,
@@ -34,6 +33,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.import_utils import is_tracing
 
 from hf_ext.configuration import ExtConfig
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.losses import IGNORE_INDEX, check_classes, mean_or_share, shift_labels_left, vocabulary_loss
 
 
@@ -427,7 +427,7 @@ class SequenceSummary(nn.Module):
         self.summary_type = config.summary_type
         width = config.num_labels if config.summary_proj_to_labels and config.num_labels > 0 else config.hidden_size
         self.summary = nn.Linear(config.hidden_size, width) if config.summary_use_proj else nn.Identity()
-        self.activation = ACT2FN[config.summary_activation] if config.summary_activation else nn.Identity()
+        self.activation = make_activation(config.summary_activation) if config.summary_activation else nn.Identity()
         self.first_dropout = nn.Dropout(config.summary_first_dropout)
 
     def forward(self, hidden_states: Tensor, index: Tensor | None = None) -> Tensor:

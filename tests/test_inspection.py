@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 import transformers
+from harness import subjects
 from safetensors.torch import load_file, save_file
 
 import hf_ext
 from hf_ext.inspection import benchmark as bench
 from hf_ext.inspection import parity
-from hf_ext.inspection.inputs import IGNORED, is_causal_head, make_batch, ragged_lengths, resolve_head
+from hf_ext.inspection.inputs import IGNORED, generates, is_causal_head, make_batch, ragged_lengths, resolve_head
 from hf_ext.inspection.memory import PeakMemory
 from hf_ext.inspection.parameters import cache_bytes, count_parameters, forward_flops
 
@@ -262,6 +263,15 @@ def test_benchmark_of_a_checkpoint_that_generates(llama_folder):
     assert [(row.scenario, row.tokens) for row in rows] == [("generate-1", 5), ("generate-8", 40)]
     assert all(row.ours_peak is None and row.memory_ratio is None for row in rows)
     assert rows[0].tokens_per_second("ours") == pytest.approx(5 / rows[0].ours_seconds)
+
+
+@pytest.mark.parametrize("subject", subjects(configs="one"), ids=str)
+def test_what_generates(subject):
+    """Some configurations carry `is_decoder` without a meaning, and some encoders own `generate`."""
+    for model_class in (subject.ours, subject.stock):
+        with torch.device("meta"):
+            model = model_class(model_class.config_class(**subject.fields))
+        assert generates(model) == (subject.kind == "causal" and subject.causal)
 
 
 def test_repeats_alternate_after_a_warm_up():

@@ -87,7 +87,9 @@ def is_causal_head(class_name: str) -> bool:
 
 def generates(model) -> bool:
     """Whether `generate()` makes sense for this model: a causal head, and no encoder that merely owns the method."""
-    return model.can_generate() and is_causal_head(type(model).__name__) and getattr(model.config, "is_decoder", True)
+    # An encoder that may be used as a decoder has both fields; GPT-NeoX carries `is_decoder` without any meaning.
+    encoder = hasattr(model.config, "add_cross_attention") and not getattr(model.config, "is_decoder", True)
+    return model.can_generate() and is_causal_head(type(model).__name__) and not encoder
 
 
 def complete_config(config: PreTrainedConfig, class_name: str) -> PreTrainedConfig:

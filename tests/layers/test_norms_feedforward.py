@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from hf_ext.layers.embeddings import look_up
-from hf_ext.layers.feedforward import GatedFeedForward
+from hf_ext.layers.feedforward import GatedFeedForward, make_activation
 from hf_ext.layers.norms import RMSNorm
 
 
@@ -168,3 +169,24 @@ def test_look_up_inside_a_wrapped_table_keeps_the_message() -> None:
 
     with pytest.raises(ValueError, match="input_ids holds 7"):
         look_up(Wrapped(), torch.tensor([[7]]), name="input_ids", limit_name="vocab_size")
+
+
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "quick_gelu", "relu"]
+)
+def test_activation_is_that_of_its_name(name: str) -> None:
+    x = (torch.randn(1000, dtype=torch.float64) * 4).requires_grad_()
+    factor = torch.randn(1000, dtype=torch.float64)
+    results = []
+    for act in (make_activation(name), ACT2FN[name]):
+        y = act(x)
+        results.append((y, *torch.autograd.grad((y * factor).sum(), x)))
+    # The library writes the constants with eight digits in one of the spellings.
+    torch.testing.assert_close(results[0], results[1], atol=1e-11, rtol=0)
+
+
+def test_tanh_gelu_keeps_only_its_input() -> None:
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        make_activation("gelu_new")(torch.randn(8, requires_grad=True))
+    assert len(kept) == 1

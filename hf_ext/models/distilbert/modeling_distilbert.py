@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, C model width, F feed-forward width, V vocabulary.
 
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import ModelOutput
 
@@ -23,6 +22,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import look_up, look_up_positions
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.positions import sinusoids
 from hf_ext.modeling import EncoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.distilbert.configuration_distilbert import ExtDistilBertConfig
@@ -96,7 +96,7 @@ class ExtDistilBertFeedForward(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.lin1 = nn.Linear(config.dim, config.hidden_dim)
         self.lin2 = nn.Linear(config.hidden_dim, config.dim)
-        self.activation = ACT2FN[config.activation]
+        self.activation = make_activation(config.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)"""
@@ -168,7 +168,7 @@ class ExtDistilBertForMaskedLM(MaskedLMModel, ExtDistilBertPreTrainedModel):
 
     def __init__(self, config: ExtDistilBertConfig) -> None:
         super().__init__(config)
-        self.activation = ACT2FN[config.activation]
+        self.activation = make_activation(config.activation)
         self.distilbert = ExtDistilBertModel(config)
         self.vocab_transform = nn.Linear(config.dim, config.dim)
         self.vocab_layer_norm = nn.LayerNorm(config.dim, eps=LAYER_NORM_EPS)

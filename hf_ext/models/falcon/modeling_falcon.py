@@ -10,7 +10,6 @@ Shapes: B batch, T tokens, K keys, C model width, F feed-forward width, H heads,
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ext.heads import (
@@ -23,6 +22,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.alibi import AlibiAttentionCore
 from hf_ext.layers.embeddings import look_up
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.positions import Alibi, Columns, RotaryEmbedding, alibi_slopes
 from hf_ext.modeling import AlibiDecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.falcon.configuration_falcon import ExtFalconConfig
@@ -96,7 +96,7 @@ class ExtFalconMLP(nn.Module):
     def __init__(self, config: ExtFalconConfig) -> None:
         super().__init__()
         self.dense_h_to_4h = nn.Linear(config.hidden_size, config.ffn_hidden_size, bias=config.bias)
-        self.act = ACT2FN[config.activation]
+        self.act = make_activation(config.activation)
         self.dense_4h_to_h = nn.Linear(config.ffn_hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

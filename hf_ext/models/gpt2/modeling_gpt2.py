@@ -11,7 +11,6 @@ width.
 
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
@@ -27,6 +26,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, upcast_attention
 from hf_ext.layers.embeddings import embed_words_and_positions
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt2.configuration_gpt2 import ExtGPT2Config
 
@@ -101,7 +101,7 @@ class ExtGPT2MLP(nn.Module):
         inner_width = 4 * config.n_embd if config.n_inner is None else config.n_inner
         self.c_fc = Conv1D(inner_width, config.n_embd)
         self.c_proj = residual_projection(config, inner_width)
-        self.act = ACT2FN[config.activation_function]
+        self.act = make_activation(config.activation_function)
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> Tensor:

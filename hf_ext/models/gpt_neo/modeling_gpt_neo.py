@@ -10,7 +10,6 @@ Shapes: B batch, T tokens, K keys, H heads, C model width, F feed-forward width.
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ext.heads import (
@@ -23,6 +22,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.attention import AttentionCore, upcast_attention
 from hf_ext.layers.embeddings import embed_words_and_positions
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.patterns.sliding_window import WindowAttentionCore
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt_neo.configuration_gpt_neo import ExtGPTNeoConfig
@@ -87,7 +87,7 @@ class ExtGPTNeoMLP(nn.Module):
         inner_width = 4 * config.hidden_size if config.intermediate_size is None else config.intermediate_size
         self.c_fc = nn.Linear(config.hidden_size, inner_width)
         self.c_proj = nn.Linear(inner_width, config.hidden_size)
-        self.act = ACT2FN[config.activation_function]
+        self.act = make_activation(config.activation_function)
         self.dropout = nn.Dropout(config.resid_dropout)
 
     def forward(self, x: Tensor) -> Tensor:

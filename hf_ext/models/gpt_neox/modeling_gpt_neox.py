@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, C model width, H heads, D head width.
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ext.heads import (
@@ -21,6 +20,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import look_up
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.positions import RotaryEmbedding
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt_neox.configuration_gpt_neox import ExtGPTNeoXConfig
@@ -57,7 +57,7 @@ class ExtGPTNeoXMLP(nn.Module):
         super().__init__()
         self.dense_h_to_4h = nn.Linear(config.hidden_size, config.intermediate_size)
         self.dense_4h_to_h = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.act = ACT2FN[config.hidden_act]
+        self.act = make_activation(config.hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)"""

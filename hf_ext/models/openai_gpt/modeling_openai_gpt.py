@@ -13,13 +13,13 @@ Shapes: B batch, T tokens, K keys, H heads, C model width, F feed-forward width.
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from hf_ext.heads import CausalLMModel, DoubleHeadsModel, LastTokenClassificationModel, SequenceSummary
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import embed_words_and_positions
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.openai_gpt.configuration_openai_gpt import ACTIVATIONS, ExtOpenAIGPTConfig
 
@@ -64,7 +64,7 @@ class ExtOpenAIGPTMLP(nn.Module):
         super().__init__()
         self.c_fc = projection(config.n_embd, 4 * config.n_embd)
         self.c_proj = projection(4 * config.n_embd, config.n_embd)
-        self.act = ACT2FN[ACTIVATIONS[config.afn]]
+        self.act = make_activation(ACTIVATIONS[config.afn])
         self.dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> Tensor:
