@@ -47,7 +47,7 @@ LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # how config
 
 def generating() -> list[Subject]:
     """The language models that generate, in their first configuration."""
-    return subjects("causal", configs="one", where=lambda s: s.generates)
+    return subjects("causal", "aligned", configs="one", where=lambda s: s.generates)
 
 
 def windowed() -> list[Subject]:
@@ -212,6 +212,8 @@ def check_assistants(subject: Subject) -> None:
 def check_early_exit(subject: Subject) -> None:
     """Layer skipping (Elhoushi et al., 2024, https://arxiv.org/abs/2404.16710) runs the first blocks only, by setting
     the number of layers for a while; a model that does not notice proposes nothing cheaper than its own tokens."""
+    if subject.kind == "aligned":
+        return  # the field counts the encoder's layers, and the decoder has all of its own in the stock class too
     _, ours = generation_pair(subject)
     rows, _ = prompts(subject, ours.config)
     calls = []
