@@ -1069,6 +1069,83 @@ def check_padding_is_skipped(subject: Subject) -> None:
     assert seen == [(1, int(mask.sum()), width), (rows, tokens, width), (rows, tokens, width)]
 
 
+# --- encoder-decoders ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_encoder_outputs(subject: Subject) -> None:
+    """An encoder's output that is given must be used as it is, in every form that it is handed over in."""
+    model = build(subject.ours, subject)
+    inputs = subject.inputs(model.config, "right")
+    recorded = {"output_hidden_states": True}
+    expected = model(**inputs, **recorded)
+    rest = {name: x for name, x in inputs.items() if name != "input_ids"}
+    encoded = model.get_encoder()(inputs["input_ids"], inputs["attention_mask"], return_dict=True, **recorded)
+    calls = []
+    model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    for form in (encoded, (encoded.last_hidden_state, encoded.hidden_states), encoded.to_tuple()):
+        compare_outputs(model(encoder_outputs=form, **rest, **recorded), expected, type(form).__name__, tolerance=0.0)
+    alone = model(encoder_outputs=(encoded.last_hidden_state,), **rest)
+    assert_close(alone[0], expected[0], "hidden states alone", 0.0)
+    assert not calls
+    assert isinstance(model(**inputs, return_dict=False), tuple)
+
+
+@torch.no_grad()
+def check_decoder_embeds(subject: Subject) -> None:
+    """The decoder's embeddings passed in must mean the same as the ids they came from."""
+    model = build(subject.ours, subject)
+    inputs = subject.inputs(model.config, "right")
+    expected = model(**inputs)
+    embeddings = model.get_decoder().get_input_embeddings()(inputs.pop("decoder_input_ids"))
+    compare_outputs(model(decoder_inputs_embeds=embeddings, **inputs), expected, "embeddings", tolerance=0.0)
+
+
+def check_decoder_mask(subject: Subject) -> None:
+    """Rows of the decoder with padding on either side must give what their real tokens give, cached or not."""
+    stock, model = pair(subject)
+    inputs = subject.inputs(model.config, "right")
+    ids = inputs["decoder_input_ids"]
+    for name, mask in (("right", padding_mask("right", *ids.shape)), ("holes", padding_mask("holes", *ids.shape))):
+        inputs["decoder_attention_mask"] = mask
+        other = inputs | {"decoder_input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id)}
+        with torch.no_grad():
+            expected, found = stock(**inputs), model(**inputs)
+            assert_close(found[0], expected[0], name)
+            assert_close(model(**other)[0][mask.bool()], found[0][mask.bool()], f"{name}, other pads")
+            half = ids.shape[1] // 2
+            parts = [inputs | {"decoder_input_ids": ids[:, :half], "decoder_attention_mask": mask[:, :half]}]
+            first = model(**parts[0], use_cache=True)
+            rest = inputs | {"decoder_input_ids": ids[:, half:]}
+            second = model(**rest, past_key_values=first.past_key_values, use_cache=True)
+        assert_close(torch.cat([first[0], second[0]], 1), found[0], f"{name}, in two parts")
+
+
+def check_labels_are_shifted_once(subject: Subject) -> None:
+    """Labels alone: a decoder that reads what it is to predict learns to copy, one that is two behind learns nothing
+    of the next token; both losses go down."""
+    stock, ours = pair(subject, **no_dropout(subject))
+    inputs = subject.inputs(ours.config, "right")
+    labels = subject.labels(ours.config, inputs)["labels"]
+    labels[0, 2] = IGNORED
+    for name in ("decoder_input_ids", "decoder_attention_mask"):
+        inputs.pop(name)
+    expected, reference = loss_and_gradients(stock, subject, inputs, {"labels": labels})
+    loss, found = loss_and_gradients(ours, subject, inputs, {"labels": labels})
+    assert_close(loss, expected, "labels alone")
+    compare_gradients(found, reference, "labels alone")
+    shifted = stock.prepare_decoder_input_ids_from_labels(labels)
+    assert torch.equal(ours.prepare_decoder_input_ids_from_labels(labels), shifted)
+    both, _ = loss_and_gradients(ours, subject, {**inputs, "decoder_input_ids": shifted}, {"labels": labels})
+    assert_close(both, expected, "the shifted labels given as well")
+    ours.eval()
+    with torch.no_grad():
+        output = ours(**inputs, labels=labels)
+        assert output.past_key_values is None
+        plain_ = nn.functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    assert_close(plain_, expected, "from the logits")
+
+
 # --- 8: gradient checkpointing ------------------------------------------------------------------------------------
 
 

@@ -186,6 +186,31 @@ def test_padding_is_skipped(subject):
     harness.check_padding_is_skipped(subject)
 
 
+# --- encoder-decoders ---------------------------------------------------------------------------------------------
+
+SEQ2SEQ = over(subjects("base", "seq2seq", configs="one", where=lambda s: s.seq2seq))
+
+
+@SEQ2SEQ
+def test_encoder_outputs(subject):
+    harness.check_encoder_outputs(subject)
+
+
+@SEQ2SEQ
+def test_decoder_embeds(subject):
+    harness.check_decoder_embeds(subject)
+
+
+@SEQ2SEQ
+def test_decoder_mask(subject):
+    harness.check_decoder_mask(subject)
+
+
+@over(subjects("seq2seq"))
+def test_labels_are_shifted_once(subject):
+    harness.check_labels_are_shifted_once(subject)
+
+
 # --- gradient checkpointing ---------------------------------------------------------------------------------------
 
 
