@@ -261,6 +261,20 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtFalconForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="bart",
+            official_model_type="bart",
+            config="ExtBartConfig",
+            heads={
+                "AutoModel": "ExtBartModel",
+                "AutoModelForPreTraining": "ExtBartForConditionalGeneration",
+                "AutoModelForCausalLM": "ExtBartForCausalLM",
+                "AutoModelForMaskedLM": "ExtBartForConditionalGeneration",
+                "AutoModelForSeq2SeqLM": "ExtBartForConditionalGeneration",
+                "AutoModelForSequenceClassification": "ExtBartForSequenceClassification",
+                "AutoModelForQuestionAnswering": "ExtBartForQuestionAnswering",
+            },
+        ),
     )
 }
 

@@ -34,7 +34,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_ext.configuration import ExtConfig
 from hf_ext.layers.feedforward import make_activation
-from hf_ext.losses import IGNORE_INDEX, check_classes, mean_or_share, shift_labels_left, vocabulary_loss
+from hf_ext.losses import IGNORE_INDEX, add_bias, check_classes, mean_or_share, shift_labels_left, vocabulary_loss
 
 
 def check_labels(labels: Tensor, expected: tuple[int, ...], *, name: str = "labels", meaning: str) -> None:
@@ -79,10 +79,15 @@ class VocabularyHead(TaskHead):
         """(..., C) -> (..., C), or None."""
         return None
 
+    def logits_bias(self) -> Tensor | None:
+        """(V,) numbers added to the logits that are not trained, or None."""
+        return None
+
     def project(self, hidden_states: Tensor) -> Tensor:
         """(..., C) -> (..., V)"""
         transform = self.hidden_transform()
-        return self.get_output_embeddings()(hidden_states if transform is None else transform(hidden_states))
+        logits = self.get_output_embeddings()(hidden_states if transform is None else transform(hidden_states))
+        return add_bias(logits, self.logits_bias())
 
     def project_real(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: object) -> Tensor:
         """`project` for an encoder's output: where the base model left padding out, so does the head, and the logits
@@ -108,6 +113,7 @@ class VocabularyHead(TaskHead):
             labels,
             self.get_output_embeddings(),
             transform=self.hidden_transform(),
+            logits_bias=self.logits_bias(),
             num_items_in_batch=kwargs.get("num_items_in_batch"),
             label_smoothing=kwargs.get("label_smoothing", 0.0),
             chunk_size=self.config.loss_chunk_size,
@@ -730,6 +736,7 @@ class SpanHead(TaskHead):
     """Start and end of an answer inside the row; the module is `qa_outputs`, C -> 2."""
 
     accepts_loss_kwargs = False
+    output_class: type[ModelOutput] = QuestionAnsweringModelOutput
 
     def project_span(self, hidden_states: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, 2)"""
@@ -737,7 +744,7 @@ class SpanHead(TaskHead):
 
     def span_output(
         self, outputs: ModelOutput, start_positions: Tensor | None, end_positions: Tensor | None
-    ) -> QuestionAnsweringModelOutput:
+    ) -> ModelOutput:
         """Base model's outputs and (B) positions -> loss and two (B, T) logits. Positions outside are ignored."""
         if self.qa_outputs.out_features != 2:
             raise ValueError(
@@ -757,9 +764,7 @@ class SpanHead(TaskHead):
                 check_labels(positions, (batch,), name=name, meaning="one token index per row")
                 losses.append(cross_entropy(logits, positions.clamp(0, tokens), ignore_index=tokens))
             loss = sum(losses) / 2
-        return self.head_output(
-            QuestionAnsweringModelOutput, outputs, loss=loss, start_logits=start_logits, end_logits=end_logits
-        )
+        return self.head_output(self.output_class, outputs, loss=loss, start_logits=start_logits, end_logits=end_logits)
 
 
 class QuestionAnsweringModel(SpanHead):

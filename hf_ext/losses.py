@@ -29,17 +29,19 @@ def vocabulary_loss(
     head: nn.Module,
     *,
     transform: Callable[[Tensor], Tensor] | None = None,
+    logits_bias: Tensor | None = None,
     num_items_in_batch: Tensor | int | None = None,
     label_smoothing: float = 0.0,
     chunk_size: int = 512,
 ) -> Tensor:
-    """Cross-entropy of `head(transform(hidden))` against `labels`.
+    """Cross-entropy of `head(transform(hidden)) + logits_bias` against `labels`.
 
     Args:
         hidden: (..., C) hidden states.
         labels: (...) token ids aligned with `hidden`, -100 where there is nothing to predict.
         head: the output embedding, C -> V.
         transform: what comes between the hidden states and the output embedding; applied to labelled rows only.
+        logits_bias: (V,) numbers that are added to the logits and not trained; for heads without a bias of their own.
         num_items_in_batch: divide the sum by this instead of the number of labels: `Trainer` passes the count over
             all micro-batches that make up one step.
         label_smoothing: weight of the uniform distribution in the target (Szegedy et al., 2015,
@@ -59,11 +61,12 @@ def vocabulary_loss(
     if transform is not None:
         hidden = transform(hidden)
     if tracing:
-        total = cross_entropy(head(hidden).float(), labels, reduction="sum", label_smoothing=label_smoothing)
+        logits = add_bias(head(hidden), logits_bias).float()
+        total = cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
     elif is_plain_linear(head):
-        total = fused_total(hidden, labels, head, label_smoothing, chunk_size)
+        total = fused_total(hidden, labels, head, label_smoothing, chunk_size, logits_bias)
     else:
-        total = checkpointed_total(hidden, labels, head, label_smoothing, chunk_size)
+        total = checkpointed_total(hidden, labels, head, label_smoothing, chunk_size, logits_bias)
     return share(total, labels, num_items_in_batch)
 
 
@@ -105,9 +108,24 @@ def is_plain_linear(head: nn.Module) -> bool:
     )
 
 
-def fused_total(hidden: Tensor, labels: Tensor, head: nn.Linear, label_smoothing: float, chunk_size: int) -> Tensor:
+def add_bias(logits: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., V) and (V,) -> (..., V)"""
+    return logits if bias is None else logits + bias.to(logits.device)
+
+
+def fused_total(
+    hidden: Tensor,
+    labels: Tensor,
+    head: nn.Linear,
+    label_smoothing: float,
+    chunk_size: int,
+    logits_bias: Tensor | None = None,
+) -> Tensor:
     """Sum over rows by torch's own chunked operation."""
     weight, bias = head.weight, head.bias
+    if logits_bias is not None:
+        logits_bias = logits_bias.to(weight)
+        bias = logits_bias if bias is None else bias + logits_bias
     if not hidden.shape[0]:  # nothing to predict, yet every parameter gets a gradient, of zero
         return sum(x.sum() * 0.0 for x in (hidden, weight, bias) if x is not None)
     total = linear_cross_entropy(
@@ -136,12 +154,18 @@ def fused_total(hidden: Tensor, labels: Tensor, head: nn.Linear, label_smoothing
 
 
 def checkpointed_total(
-    hidden: Tensor, labels: Tensor, head: nn.Module, label_smoothing: float, chunk_size: int
+    hidden: Tensor,
+    labels: Tensor,
+    head: nn.Module,
+    label_smoothing: float,
+    chunk_size: int,
+    logits_bias: Tensor | None = None,
 ) -> Tensor:
     """Sum over rows for heads that must be called: each chunk's logits are computed again in the backward pass."""
 
     def chunk_total(rows: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(head(rows).float(), targets, reduction="sum", label_smoothing=label_smoothing)
+        logits = add_bias(head(rows), logits_bias).float()
+        return cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
 
     total = hidden.new_zeros((), dtype=torch.float32)
     for rows, targets in zip(hidden.split(chunk_size), labels.split(chunk_size), strict=True):

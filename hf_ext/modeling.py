@@ -8,7 +8,7 @@ Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -152,6 +152,15 @@ class BlockStack:
         """The blocks in order; each takes the hidden states first and returns them."""
         raise NotImplementedError
 
+    def blocks_to_run(self) -> Iterable[nn.Module]:
+        """The blocks of this call. Their number is read at every call: the library lowers it for a while to exit early
+        (`assistant_early_exit`)."""
+        return islice(self.blocks(), self.config.num_hidden_layers)
+
+    def attends_to_encoder(self) -> bool:
+        """Whether the blocks have cross-attention."""
+        return getattr(self.config, "add_cross_attention", False)
+
     def final_norm(self, hidden_states: Tensor) -> Tensor:
         """What follows the last block."""
         return hidden_states
@@ -185,7 +194,7 @@ class BlockStack:
 
     def check_encoder(self, encoder_hidden_states: Tensor | None) -> None:
         """Raise ValueError for an encoder's output that no block would look at."""
-        if encoder_hidden_states is not None and not getattr(self.config, "add_cross_attention", False):
+        if encoder_hidden_states is not None and not self.attends_to_encoder():
             raise ValueError(
                 "encoder_hidden_states were given, but the model has no cross-attention; "
                 "build it with add_cross_attention=True."
@@ -229,11 +238,8 @@ class BlockStack:
         **kwargs: object,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """hidden_states (B, T, C) or packed (1, N, C) -> the same shape. The library's hooks collect hidden states and
-        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional.
-
-        The number of blocks is read at every call: the library lowers it for a while to exit early
-        (`assistant_early_exit`)."""
-        for block in islice(self.blocks(), self.config.num_hidden_layers):
+        attention weights on the way; `args` are tensors that gradient checkpointing must see as positional."""
+        for block in self.blocks_to_run():
             hidden_states = block(hidden_states, *args, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.final_norm(hidden_states), past_key_values=past_key_values
@@ -303,6 +309,10 @@ class EncoderModel(BlockStack):
     first_position = 0
     """Position of a sequence's first token, from which packed sequences count when only their boundaries are given."""
 
+    def is_causal(self) -> bool:
+        """Whether the blocks are used as a decoder."""
+        return self.config.is_decoder
+
     def pool(self, hidden_states: Tensor) -> Tensor | None:
         """Whole-sequence representation, (B, T, C) -> (B, C), where the architecture has one."""
         return None
@@ -319,7 +329,7 @@ class EncoderModel(BlockStack):
             skip_padding = self.config.skip_padding
         if not skip_padding or not isinstance(attention_mask, Tensor) or attention_mask.dim() != 2:
             return None
-        if self.config.is_decoder or past_key_values is not None:
+        if self.is_causal() or past_key_values is not None:
             return None
         if not self.can_pack(**kwargs) or is_tracing(attention_mask):
             return None
@@ -338,7 +348,7 @@ class EncoderModel(BlockStack):
     ) -> tuple[Tensor | None, Tensor | None]:
         """The masks of self- and cross-attention, as the attention implementation in use wants them."""
         make, cache = create_bidirectional_mask, {}
-        if self.config.is_decoder:
+        if self.is_causal():
             make, cache = create_causal_mask, {"past_key_values": past_key_values}
         mask = make(
             config=self.config,
@@ -384,7 +394,7 @@ class EncoderModel(BlockStack):
             ValueError: contradictory inputs, a token id or a position outside its table, an encoder's output for a
                 model without cross-attention.
         """
-        is_decoder = self.config.is_decoder
+        is_decoder = self.is_causal()
         if is_decoder:
             self.check_encoder(encoder_hidden_states)
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values)

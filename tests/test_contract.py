@@ -25,6 +25,8 @@ def over(found: list[Subject]):
 
 
 attention = pytest.mark.parametrize("attn", IMPLEMENTATIONS)
+WITH_VOCABULARY = ("masked", "causal", "pretraining", "seq2seq", "aligned")
+LABELLED = (*WITH_VOCABULARY, "row", "next_sentence", "token", "span", "choice", "double")
 architecture = pytest.mark.parametrize("model_type", ARCHITECTURES)
 
 
@@ -123,7 +125,7 @@ def test_training_step_with_dropout(subject, attn):
     harness.check_training_step_with_dropout(subject, attn)
 
 
-@over(subjects("masked", "causal", "pretraining"))
+@over(subjects(*WITH_VOCABULARY))
 def test_logits_in_training(subject):
     harness.check_logits_in_training(subject)
 
@@ -149,7 +151,7 @@ def test_cache(subject, attn):
 
 
 @attention
-@over(subjects(configs="first", where=lambda s: s.generates))
+@over(subjects(configs="first", where=lambda s: s.generates and not s.head.positions_count_padding))
 def test_left_padding(subject, attn):
     harness.check_left_padding(subject, attn)
 
@@ -184,6 +186,31 @@ def test_padding_is_skipped(subject):
     harness.check_padding_is_skipped(subject)
 
 
+# --- encoder-decoders ---------------------------------------------------------------------------------------------
+
+SEQ2SEQ = over(subjects("base", "seq2seq", configs="one", where=lambda s: s.seq2seq))
+
+
+@SEQ2SEQ
+def test_encoder_outputs(subject):
+    harness.check_encoder_outputs(subject)
+
+
+@SEQ2SEQ
+def test_decoder_embeds(subject):
+    harness.check_decoder_embeds(subject)
+
+
+@SEQ2SEQ
+def test_decoder_mask(subject):
+    harness.check_decoder_mask(subject)
+
+
+@over(subjects("seq2seq"))
+def test_labels_are_shifted_once(subject):
+    harness.check_labels_are_shifted_once(subject)
+
+
 # --- gradient checkpointing ---------------------------------------------------------------------------------------
 
 
@@ -192,7 +219,7 @@ def test_gradient_checkpointing(subject):
     harness.check_gradient_checkpointing(subject)
 
 
-@over(subjects("causal", configs="first"))
+@over(subjects("causal", "seq2seq", configs="first"))
 def test_cache_in_training(subject):
     harness.check_cache_in_training(subject)
 
@@ -200,25 +227,17 @@ def test_cache_in_training(subject):
 # --- Trainer ------------------------------------------------------------------------------------------------------
 
 
-@over(
-    subjects(
-        "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", configs="one"
-    )
-)
+@over(subjects(*LABELLED, configs="one"))
 def test_accumulation(subject):
     harness.check_accumulation(subject)
 
 
-@over(one_per_architecture("masked", "causal") + one_per_architecture("row"))
+@over(one_per_architecture("masked", "causal", "seq2seq") + one_per_architecture("row"))
 def test_resume(subject):
     harness.check_resume(subject)
 
 
-@over(
-    subjects(
-        "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", configs="one"
-    )
-)
+@over(subjects(*LABELLED, configs="one"))
 def test_evaluate(subject):
     harness.check_evaluate(subject)
 
@@ -236,12 +255,12 @@ def test_base_into_head(subject):
     harness.check_base_into_head(subject)
 
 
-@over(subjects("masked", "causal", "pretraining", configs="first"))
+@over(subjects(*WITH_VOCABULARY, configs="first"))
 def test_ties(subject):
     harness.check_ties(subject)
 
 
-@over(subjects("base", "masked", "causal", "pretraining", configs="first"))
+@over(subjects("base", *WITH_VOCABULARY, configs="first"))
 def test_resize(subject):
     harness.check_resize(subject)
 
@@ -269,13 +288,13 @@ def test_lora(subject):
     harness.check_lora(subject)
 
 
-@over(subjects("base", "masked", "causal", configs="one"))
+@over(subjects("base", "masked", "causal", "seq2seq", configs="one"))
 def test_lora_with_checkpointing(subject):
     harness.check_lora_with_checkpointing(subject)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@over(subjects("masked", "causal", "row", "token", "span", configs="one"))
+@over(subjects("masked", "causal", "seq2seq", "row", "token", "span", configs="one"))
 def test_quantised(subject, bits):
     pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
     harness.check_quantised(subject, bits)
@@ -285,7 +304,7 @@ def test_quantised(subject, bits):
 
 
 # Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
-TRACED = one_per_architecture("base") + one_per_architecture("masked", "causal")
+TRACED = one_per_architecture("base") + one_per_architecture("masked", "causal", "seq2seq")
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 
@@ -312,7 +331,7 @@ def test_compile_other_heads(subject):
 
 
 @pytest.mark.slow
-@over(one_per_architecture("masked", "causal"))
+@over(one_per_architecture("masked", "causal", "seq2seq"))
 def test_compile_with_inductor(subject, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # other processes may be writing the shared one
     harness.check_compile(subject, "inductor")
@@ -343,7 +362,7 @@ def test_finite(subject, dtype, attn):
     harness.check_finite(subject, dtype, attn)
 
 
-@over(subjects("masked", "causal", "pretraining"))
+@over(subjects(*WITH_VOCABULARY))
 def test_loss_by_hand(subject):
     harness.check_loss_by_hand(subject)
 

@@ -2,7 +2,7 @@
 
 import generation
 import pytest
-from generation import generating, windowed
+from generation import answering, generating, windowed
 
 over_generating = pytest.mark.parametrize("subject", generating(), ids=str)
 
@@ -33,6 +33,28 @@ def test_generation(subject, check):
     check(subject)
 
 
+@pytest.mark.parametrize("subject", answering(), ids=str)
+@pytest.mark.parametrize(
+    "check",
+    [
+        generation.check_decoding,
+        generation.check_stopping,
+        generation.check_caches,
+        generation.check_assistants,
+        generation.check_encoder_once,
+        generation.check_decoder_prompt,
+        generation.check_forced_tokens,
+        generation.check_embedded_prompt,
+        generation.check_returned_dictionary,
+        generation.check_text,
+        generation.check_generation_config,
+    ],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+def test_answers(subject, check):
+    check(subject)
+
+
 @pytest.mark.parametrize("backend", ["quanto", "hqq"])
 @over_generating
 def test_quantised_cache(subject, backend):
@@ -45,7 +67,7 @@ def test_window_cache(subject):
     generation.check_window_cache(subject)
 
 
-@over_generating
+@pytest.mark.parametrize("subject", generating() + answering(), ids=str)
 def test_compiled_decoding(subject):
     generation.check_compiled_decoding(subject, "eager")
 

@@ -28,8 +28,10 @@ PARENTS = {
     "longformer": "bert",
     "mistral": "llama",
     "mbart": "bart",
+    "marian": "bart",
     "deit": "vit",
 }
+SKELETONS = ("modeling.py", "heads.py", "seq2seq.py", "losses.py", "configuration.py")
 MODELING_LINES = 450
 BLOCK_PARAMETERS = 12
 
@@ -96,7 +98,10 @@ def configurations_need_no_torch(source: Source) -> list[str]:
 
 
 def skeletons_know_no_model(source: Source) -> list[str]:
-    if source.path not in ("modeling.py", "heads.py", "losses.py", "configuration.py") and source.room != "layers":
+    if (
+        source.path not in ("modeling.py", "heads.py", "seq2seq.py", "losses.py", "configuration.py")
+        and source.room != "layers"
+    ):
         return []
     rooms = ("models", *UPPER_ROOMS)
     return [name for name in source.reached() if any(within(name, f"hf_ext.{room}") for room in rooms)]
@@ -106,7 +111,10 @@ def models_know_their_parents(source: Source) -> list[str]:
     if source.architecture is None:
         return []
     own = f"hf_ext.models.{source.architecture}"
-    allowed = [own, *(f"hf_ext.{name}" for name in ("layers", "modeling", "heads", "losses", "configuration"))]
+    allowed = [
+        own,
+        *(f"hf_ext.{name}" for name in ("layers", "modeling", "heads", "seq2seq", "losses", "configuration")),
+    ]
     if source.architecture in PARENTS:
         allowed.append(f"hf_ext.models.{PARENTS[source.architecture]}")
     return [

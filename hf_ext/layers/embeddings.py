@@ -11,7 +11,27 @@ TOKEN_ADVICE = "Use the tokenizer of this checkpoint, or resize the embeddings o
 POSITION_ADVICE = "Shorten the input, or generate fewer tokens: there are no positions beyond."
 
 
-def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str, advice: str = TOKEN_ADVICE) -> Tensor:
+class ScaledEmbedding(nn.Embedding):
+    """An embedding whose rows are multiplied by a factor when they are looked up (Vaswani et al., 2017, section 3.4).
+
+    Args:
+        rows: number of rows; width: C.
+        padding_idx: the row that is not trained.
+        scale: the factor.
+    """
+
+    def __init__(self, rows: int, width: int, padding_idx: int | None, *, scale: float) -> None:
+        super().__init__(rows, width, padding_idx)
+        self.scale = scale
+
+    def forward(self, index: Tensor) -> Tensor:
+        """(B, T) -> (B, T, C)"""
+        return super().forward(index) * self.scale
+
+
+def look_up(
+    table: nn.Module, index: Tensor, *, name: str, limit_name: str, advice: str = TOKEN_ADVICE, offset: int = 0
+) -> Tensor:
     """Rows of an embedding table.
 
     On CPU an index outside the table raises inside torch; it is turned into a message about the argument, at no cost
@@ -23,6 +43,7 @@ def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str, advi
         name: the argument that holds them, for the message.
         limit_name: the configuration field that limits them, for the message.
         advice: what to do about an index outside, for the message.
+        offset: rows at the start of the table that no index means.
 
     Returns:
         (B, T, C)
@@ -31,9 +52,9 @@ def look_up(table: nn.Module, index: Tensor, *, name: str, limit_name: str, advi
         ValueError: an index lies outside the table.
     """
     try:
-        return table(index)
+        return table(index + offset if offset else index)
     except IndexError:
-        rows = table.weight.shape[0]
+        rows = table.weight.shape[0] - offset
         bad = index[(index < 0) | (index >= rows)]
         raise ValueError(
             f"{name} holds {bad[0].item()}, outside 0..{rows - 1} ({limit_name}={rows}). {advice}"
@@ -48,6 +69,7 @@ def look_up_positions(
     past_length: int | Tensor,
     device: torch.device,
     limit_name: str,
+    offset: int = 0,
 ) -> Tensor:
     """Learned positions; where none are given, those that follow the cached tokens.
 
@@ -57,6 +79,7 @@ def look_up_positions(
         tokens: T.
         past_length: P; a tensor in caches of fixed length.
         limit_name: the configuration field with the size of the table, for the message.
+        offset: rows at the start of the table that are no positions.
 
     Returns:
         (B or 1, T, C)
@@ -65,14 +88,16 @@ def look_up_positions(
         ValueError: the table has no such position.
     """
     if position_ids is None:
-        limit = table.weight.shape[0]
+        limit = table.weight.shape[0] - offset
         if isinstance(past_length, int) and past_length + tokens > limit:
             raise ValueError(
                 f"the input has {past_length + tokens} tokens, but the model has learned positions for {limit} "
                 f"({limit_name}={limit}); truncate the input."
             )
         position_ids = (torch.arange(tokens, device=device) + past_length)[None]
-    return look_up(table, position_ids, name="position_ids", limit_name=limit_name, advice=POSITION_ADVICE)
+    return look_up(
+        table, position_ids, name="position_ids", limit_name=limit_name, advice=POSITION_ADVICE, offset=offset
+    )
 
 
 def embed_words_and_positions(

@@ -321,3 +321,115 @@ def varlen_kernel(
 def as_one_row(x: Tensor) -> Tensor:
     """(B, H, T, D) -> (1, H, B * T, D)"""
     return x.transpose(1, 2).reshape(1, -1, x.shape[1], x.shape[3]).transpose(1, 2)
+
+
+@dataclass
+class CrossPacking:
+    """Queries of a padded batch against packed keys: cross-attention that leaves the encoder's padding out.
+
+    Args:
+        keys: plan of the encoder's tokens, made from a mask. A row without any real token gets zeros.
+    """
+
+    keys: Packing
+
+    @functools.cached_property
+    def rows(self) -> Tensor:
+        """(S,) row of the batch that each sequence of keys belongs to."""
+        return self.keys.indices[self.keys.cu_seqlens[:-1].long()] // self.keys.shape[1]
+
+    def attend(
+        self,
+        attention: Callable[..., tuple[Tensor, Tensor | None]],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        implementation: str,
+        is_causal: bool,
+        dropout: float,
+        scaling: float,
+        **kwargs: object,
+    ) -> Tensor:
+        """Attention of each row's queries to the keys of the same row.
+
+        Args:
+            attention, implementation, dropout, scaling: as `Packing.attend`.
+            query: (B, H, Q, D); key and value: (1, G, N, D).
+            is_causal: must be False: the keys are another sequence.
+
+        Returns:
+            (B, Q, H, D)
+        """
+        assert not is_causal
+        batch, _, tokens, _ = query.shape
+        rows = self.rows.to(query.device)
+        if implementation in FLASH or (implementation == "sdpa" and has_varlen_kernel(query, dropout)):
+            out = self._by_kernel(
+                attention, module, query.index_select(0, rows), key, value, implementation, dropout, scaling, **kwargs
+            )
+        else:
+            key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
+            outputs, first = [], 0
+            for bucket in self.keys.buckets:  # a plan from a mask is sorted by length, and so are its buckets
+                keys, values = (bucket.rows(x).transpose(1, 2) for x in (key, value))  # (n, G, L, D)
+                queries = query.index_select(0, rows[first : first + bucket.count])
+                mask = None if bucket.real is None else bucket.real.to(query.device)[:, None, None, :]
+                outputs.append(
+                    attention(
+                        module, queries, keys, values, mask, dropout=dropout, scaling=scaling, is_causal=False, **kwargs
+                    )[0]
+                )
+                first += bucket.count
+            out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return out.new_zeros(batch, *out.shape[1:]).index_copy(0, rows, out)
+
+    def _by_kernel(
+        self,
+        attention: Callable[..., tuple[Tensor, Tensor | None]],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        implementation: str,
+        dropout: float,
+        scaling: float,
+        **kwargs: object,
+    ) -> Tensor:
+        """query (S, H, Q, D) of the rows that have keys, key and value (1, G, N, D) -> (S, Q, H, D)"""
+        sequences, _, tokens, _ = query.shape
+        boundaries = torch.arange(sequences + 1, dtype=torch.int32, device=query.device) * tokens
+        key_boundaries, longest = self.keys.cu_seqlens.to(query.device), max(self.keys.lengths)
+        if implementation in FLASH:
+            out, _ = attention(
+                module,
+                as_one_row(query),
+                key,
+                value,
+                None,
+                dropout=dropout,
+                scaling=scaling,
+                cu_seq_lens_q=boundaries,
+                cu_seq_lens_k=key_boundaries,
+                max_length_q=tokens,
+                max_length_k=longest,
+                is_causal=False,
+                **kwargs,
+            )
+        else:
+            from torch.nn.attention.varlen import varlen_attn
+
+            query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+            out = varlen_attn(
+                query,
+                key,
+                value,
+                boundaries,
+                key_boundaries,
+                tokens,
+                longest,
+                scale=scaling,
+                enable_gqa=key.shape[1] != query.shape[1],
+            )
+        return out.view(sequences, tokens, *out.shape[-2:])

@@ -21,11 +21,14 @@ class Head:
 
     Args:
         kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice,
-            double (causal and choice at once).
+            double (causal and choice at once), seq2seq (the decoder's tokens), aligned (next tokens that the caller has
+            shifted).
         overrides: configuration fields that this class needs.
         variants: further configurations for this class only, by name.
         without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
         unused_when_untied: the same, for models with untied embeddings.
+        positions_count_padding: for heads that generate: whether a left-padded prompt goes on differently than it does
+            alone, because the stock class counts positions from the start of the row.
     """
 
     kind: str
@@ -33,6 +36,7 @@ class Head:
     variants: dict[str, dict] = field(default_factory=dict)
     without_gradient: tuple[str, ...] = ()
     unused_when_untied: tuple[str, ...] = ()
+    positions_count_padding: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,40 @@ def text_inputs(
     return inputs
 
 
+def seq2seq_inputs(
+    kind: str,
+    config: object,
+    padding: str = "none",
+    *,
+    batch: int = 4,
+    tokens: int = 9,
+    seed: int = 0,
+    **kwargs: object,
+) -> dict[str, Tensor]:
+    """As `text_inputs` for the encoder, and ids and a mask of the decoder, two tokens shorter than the encoder's. A
+    classified row (kind row) is read by both halves and ends with the end token. A decoder on its own has the inputs
+    of any other."""
+    inputs = text_inputs(kind, config, padding, batch=batch, tokens=tokens, seed=seed, **kwargs)
+    if not config.is_encoder_decoder:
+        return inputs
+    if kind == "row":
+        inputs["input_ids"] = end_rows(inputs["input_ids"], inputs.get("attention_mask"), config)
+        return inputs
+    length = tokens if kind == "span" else max(1, tokens - 2)  # an answer is pointed at in the encoder's text
+    padding = padding if padding != "left" else "right"  # a decoder starts with its start token
+    decoder = text_inputs(kind, config, padding, batch=batch, tokens=length, seed=seed + 100)
+    return {**inputs, **{f"decoder_{name}": value for name, value in decoder.items()}}
+
+
+def end_rows(ids: Tensor, mask: Tensor | None, config: object) -> Tensor:
+    """The ids (B, T) with one end token in each row, at its last real token, or at its start where none is real."""
+    end = config.eos_token_id
+    other = next(i for i in range(config.vocab_size) if i not in (end, config.pad_token_id))
+    ids = ids.masked_fill(ids == end, other)
+    places = torch.arange(ids.shape[1]) * (torch.ones_like(ids) if mask is None else (mask != 0).long())
+    return ids.scatter(1, places.argmax(-1, keepdim=True), end)
+
+
 def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: int = 1) -> dict[str, Tensor]:
     """Labels for one head; token labels stand on real tokens only, and their number differs from row to row."""
     generator = torch.Generator().manual_seed(seed)
@@ -189,7 +227,11 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
     if kind == "double":
         right = torch.randint(ids.shape[1], (batch,), generator=generator)
         return {"labels": ids.masked_fill(~real, IGNORED), "mc_labels": right}
-    if kind == "causal":
+    if kind == "seq2seq":
+        ids = inputs["decoder_input_ids"]
+        real = inputs.get("decoder_attention_mask", torch.ones_like(ids)).bool()
+        return {"labels": ids.roll(-1, dims=1).masked_fill(~real, IGNORED)}
+    if kind in ("causal", "aligned"):
         return {"labels": ids.masked_fill(~real, IGNORED)}
     # masked, pretraining
     chosen = torch.rand(ids.shape, generator=generator) < torch.linspace(0.2, 0.9, batch)[:, None]
