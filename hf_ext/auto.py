@@ -261,6 +261,16 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtFalconForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="vit",
+            official_model_type="vit",
+            config="ExtViTConfig",
+            heads={
+                "AutoModel": "ExtViTModel",
+                "AutoModelForImageClassification": "ExtViTForImageClassification",
+                "AutoModelForMaskedImageModeling": "ExtViTForMaskedImageModeling",
+            },
+        ),
     )
 }
 

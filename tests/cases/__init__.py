@@ -7,9 +7,36 @@ by a file here, named like its folder, with a `CASE`.
 import importlib
 import pkgutil
 
-from cases.base import IGNORED, NESTED, PADDINGS, Case, Head, padding_mask, text_inputs, text_labels
+from cases.base import (
+    IGNORED,
+    IMAGES,
+    NESTED,
+    PADDINGS,
+    Case,
+    Head,
+    image_inputs,
+    image_labels,
+    padding_mask,
+    sides,
+    text_inputs,
+    text_labels,
+)
 
-__all__ = ["CASES", "IGNORED", "NESTED", "PADDINGS", "Case", "Head", "padding_mask", "text_inputs", "text_labels"]
+__all__ = [
+    "CASES",
+    "IGNORED",
+    "IMAGES",
+    "NESTED",
+    "PADDINGS",
+    "Case",
+    "Head",
+    "image_inputs",
+    "image_labels",
+    "padding_mask",
+    "sides",
+    "text_inputs",
+    "text_labels",
+]
 
 CASES: dict[str, Case] = {
     f"ext_{module.name}": importlib.import_module(f"cases.{module.name}").CASE
