@@ -1782,7 +1782,7 @@ def image_processor(subject: Subject) -> BaseImageProcessor:
 def ours_and_official_folders(subject: Subject) -> tuple[Path, Path]:
     """One model with a tokenizer or image processor, saved as ours and exported as official."""
     special = {} if subject.is_image else {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    model = subject.ours(subject.our_config(**subject.fields, **special)).eval()
+    model = subject.ours(subject.our_config(**{**subject.fields, **special})).eval()
     randomise(model, seed=9)
     model.tie_weights()
     if subject.generates:
