@@ -271,6 +271,17 @@ ARCHITECTURES = {
                 "AutoModelForMaskedImageModeling": "ExtViTForMaskedImageModeling",
             },
         ),
+        Architecture(
+            name="deit",
+            official_model_type="deit",
+            config="ExtDeiTConfig",
+            heads={
+                "AutoModel": "ExtDeiTModel",
+                "AutoModelForImageClassification": "ExtDeiTForImageClassification",
+                "AutoModelForMaskedImageModeling": "ExtDeiTForMaskedImageModeling",
+            },
+            others=("ExtDeiTForImageClassificationWithTeacher",),
+        ),
     )
 }
 

@@ -21,7 +21,8 @@ class Head:
 
     Args:
         kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice,
-            double (causal and choice at once); for images: image (none), image_row, masked_image.
+            double (causal and choice at once); for images: image and image_teacher (none), image_row,
+            masked_image.
         overrides: configuration fields that this class needs.
         variants: further configurations for this class only, by name.
         without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
@@ -208,7 +209,7 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
 
 # --- image inputs -------------------------------------------------------------------------------------------------
 
-IMAGES = ("image", "image_row", "masked_image")  # kinds of heads that take images
+IMAGES = ("image", "image_row", "image_teacher", "masked_image")  # kinds of heads that take images
 
 
 def image_inputs(
