@@ -275,6 +275,26 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtBartForQuestionAnswering",
             },
         ),
+            name="vit",
+            official_model_type="vit",
+            config="ExtViTConfig",
+            heads={
+                "AutoModel": "ExtViTModel",
+                "AutoModelForImageClassification": "ExtViTForImageClassification",
+                "AutoModelForMaskedImageModeling": "ExtViTForMaskedImageModeling",
+            },
+        ),
+        Architecture(
+            name="deit",
+            official_model_type="deit",
+            config="ExtDeiTConfig",
+            heads={
+                "AutoModel": "ExtDeiTModel",
+                "AutoModelForImageClassification": "ExtDeiTForImageClassification",
+                "AutoModelForMaskedImageModeling": "ExtDeiTForMaskedImageModeling",
+            },
+            others=("ExtDeiTForImageClassificationWithTeacher",),
+        ),
     )
 }
 

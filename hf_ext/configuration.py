@@ -112,3 +112,52 @@ class ExtConfig(PreTrainedConfig):
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_parameters names rope_type {rope_type!r}; known are {', '.join(ROPE_TYPES)}.")
+
+
+@strict
+class ExtImageConfig(ExtConfig):
+    """What configurations of image models share: sizes that are one number for squares, or height and width.
+
+    Args:
+        image_size: pixels of the images that the model was built for.
+        patch_size: pixels of a patch.
+        num_channels: channels of an image.
+    """
+
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Height and width of the images, in pixels."""
+        return height_and_width(self.image_size)
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Height and width of a patch, in pixels."""
+        return height_and_width(self.patch_size)
+
+    @property
+    def patch_grid(self) -> tuple[int, int]:
+        """Rows and columns of whole patches in an image."""
+        (height, width), (patch_height, patch_width) = self.image_shape, self.patch_shape
+        return height // patch_height, width // patch_width
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        self.require_at_least("num_channels", 1)
+        for field in ("image_size", "patch_size"):
+            value = getattr(self, field)
+            if not isinstance(value, int) and len(value) != 2 or min(height_and_width(value)) < 1:
+                raise ValueError(f"{field} must be a number of pixels or height and width, at least 1, got {value}.")
+        if 0 in self.patch_grid:
+            raise ValueError(
+                f"image_size ({self.image_size}) is smaller than patch_size ({self.patch_size}): an image must hold "
+                "at least one patch."
+            )
+
+
+def height_and_width(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """A size as configurations give it -> height and width."""
+    return (size, size) if isinstance(size, int) else tuple(size)

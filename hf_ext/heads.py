@@ -19,6 +19,8 @@ from transformers import Cache
 from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     CausalLMOutputWithPast,
+    ImageClassifierOutput,
+    MaskedImageModelingOutput,
     MaskedLMOutput,
     ModelOutput,
     MultipleChoiceModelOutput,
@@ -658,6 +660,117 @@ class LastTokenClassificationModel(RowClassifier):
         )
 
 
+class ImageClassificationModel(RowClassifier):
+    """Classification of whole images."""
+
+    def classify(self, outputs: ModelOutput) -> Tensor:
+        """Outputs of the base model -> (B, num_labels)."""
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: object,
+    ) -> ImageClassifierOutput:
+        """Returns `loss`, `logits` (B, num_labels), `hidden_states`, `attentions`; labels as `classification_loss`,
+        images as the base model takes them."""
+        outputs = self.run_base(
+            pixel_values=pixel_values,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            attention_mask=attention_mask,
+            **kwargs,
+        )
+        logits = self.classify(outputs)
+        loss = self.classification_loss(logits, labels) if labels is not None else None
+        return self.head_output(ImageClassifierOutput, outputs, loss=loss, logits=logits)
+
+
+class PixelDecoder(nn.Sequential):
+    """One linear layer from a token to the pixels of its patch, as a convolution over the grid of tokens.
+
+    Args:
+        width: C.
+        channels: I, of the images.
+        stride: height and width of a patch in pixels.
+    """
+
+    def __init__(self, *, width: int, channels: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(width, stride**2 * channels, kernel_size=1), nn.PixelShuffle(stride))
+
+
+class MaskedImageModel(TaskHead):
+    """Masked image modelling (SimMIM, Xie et al., 2021, https://arxiv.org/abs/2111.09886): fill in masked patches.
+
+    The module is `decoder`, (B, C, h, w) -> (B, I, height, width).
+    """
+
+    accepts_loss_kwargs = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: object,
+    ) -> MaskedImageModelingOutput:
+        """The images as the model fills them in, and the mean absolute error on masked patches.
+
+        Args:
+            bool_masked_pos: (B, N), True at patches that are hidden from the model; without it there is no loss.
+
+        Returns:
+            `loss`, `reconstruction` (B, I, height, width), `hidden_states`, `attentions`. Pixels beyond the last
+            whole patch are not in the reconstruction.
+
+        Raises:
+            ValueError: a mask where `config.encoder_stride` is not the patch size, so that nothing can be compared.
+        """
+        stride = (self.config.encoder_stride,) * 2
+        if bool_masked_pos is not None and self.config.patch_shape != stride:
+            raise ValueError(
+                f"with bool_masked_pos, encoder_stride ({self.config.encoder_stride}) must be patch_size "
+                f"({self.config.patch_size}): the reconstruction has the size of the image then."
+            )
+        outputs = self.run_base(
+            pixel_values=pixel_values,
+            bool_masked_pos=bool_masked_pos,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            attention_mask=attention_mask,
+            **kwargs,
+        )
+        patches = getattr(self, self.base_model_prefix).patches_of(outputs.last_hidden_state)
+        grid = [size // patch for size, patch in zip(pixel_values.shape[2:], self.config.patch_shape)]
+        reconstruction = self.decoder(patches.transpose(1, 2).unflatten(2, grid))
+        loss = None
+        if bool_masked_pos is not None:
+            loss = masked_patch_loss(reconstruction, pixel_values, bool_masked_pos.view(-1, *grid))
+        return self.head_output(MaskedImageModelingOutput, outputs, loss=loss, reconstruction=reconstruction)
+
+
+def masked_patch_loss(reconstruction: Tensor, pixel_values: Tensor, masked: Tensor) -> Tensor:
+    """Mean absolute error over the pixels of masked patches.
+
+    Args:
+        reconstruction: (B, I, height, width), of whole patches.
+        pixel_values: (B, I, height or more, width or more)
+        masked: (B, h, w), True at masked patches.
+
+    Returns:
+        Scalar; near 0 where nothing is masked.
+    """
+    height, width = reconstruction.shape[2:]
+    mask = masked.repeat_interleave(height // masked.shape[1], 1).repeat_interleave(width // masked.shape[2], 2)
+    error = (pixel_values[..., :height, :width] - reconstruction).abs()
+    # The small number is the official one: the loss of a batch without masks is 0 and not NaN.
+    return (error * mask[:, None]).sum() / (mask.sum() + 1e-5) / reconstruction.shape[1]
+
+
 class TokenLabelHead(TaskHead):
     """A label per token."""
 
@@ -874,6 +987,11 @@ class MultipleChoiceModel(TaskHead):
             check_classes(labels, choices, "labels", "choices")
             loss = cross_entropy(logits, labels)
         return self.head_output(MultipleChoiceModelOutput, outputs, loss=loss, logits=logits)
+
+
+def image_classifier(width: int, num_labels: int) -> nn.Module:
+    """C -> num_labels; with no labels, nothing: the features are the output."""
+    return TaskLinear(width, num_labels) if num_labels > 0 else nn.Identity()
 
 
 def classifier_dropout(config: ExtConfig, fallback: float) -> nn.Dropout:

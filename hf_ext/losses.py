@@ -1,4 +1,4 @@
-"""Losses over a vocabulary that never hold all logits at once.
+"""Losses: over a vocabulary without ever holding all logits at once, and of distillation.
 
 The logits of a language-modelling head are the largest tensor of a training step (tokens x vocabulary, several copies
 in forward and backward). Here rows without a label are dropped before the multiplication with the vocabulary, and the
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear_cross_entropy, pad
+from torch.nn.functional import cross_entropy, kl_div, linear_cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
 from transformers.utils.import_utils import is_tracing
 
@@ -194,3 +194,44 @@ def mean_or_share(
         logits.reshape(-1, logits.shape[-1]).float(), labels, reduction="sum", label_smoothing=label_smoothing
     )
     return share(total, labels, num_items_in_batch)
+
+
+def distillation_loss(
+    logits: Tensor,
+    distillation_logits: Tensor,
+    teacher_logits: Tensor,
+    labels: Tensor,
+    *,
+    hard: bool = True,
+    weight: float = 0.5,
+    temperature: float = 3.0,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """What a student learns from labels and a teacher (DeiT, Touvron et al., 2020, https://arxiv.org/abs/2012.12877,
+    section 4, equations 2 and 3).
+
+    Args:
+        logits: (B, classes) of the head that learns the labels.
+        distillation_logits: (B, classes) of the head that learns from the teacher; the same tensor in students with
+            one head.
+        teacher_logits: (B, classes), of a teacher that needs no gradients.
+        labels: (B,)
+        hard: whether the teacher's most likely class is a second label; else its distribution is the target (Hinton et
+            al., 2015, https://arxiv.org/abs/1503.02531).
+        weight: of the teacher's term, the paper's lambda; the labels' term has the rest. The paper has 1/2 for hard and
+            0.1 for soft distillation.
+        temperature: the paper's tau, divides the logits of soft distillation.
+        label_smoothing: of the labels' term.
+
+    Returns:
+        Scalar, a mean over the rows. The divergence is a sum over the classes, as in the paper; the authors' program
+        divides it by their number.
+    """
+    supervised = cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
+    student, teacher = distillation_logits.float(), teacher_logits.detach().float()
+    if hard:
+        taught = cross_entropy(student, teacher.argmax(-1))
+    else:
+        student, teacher = ((x / temperature).log_softmax(-1) for x in (student, teacher))
+        taught = kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+    return (1 - weight) * supervised + weight * taught

@@ -23,6 +23,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
     BaseModelOutputWithPoolingAndCrossAttentions,
 )
 from transformers.pytorch_utils import Conv1D
@@ -112,6 +113,14 @@ class ExtPreTrainedModel(PreTrainedModel):
                         "each needs whole heads. Use fewer processes, or a tp_plan without the attention layers."
                     )
         return tp_plan, *others
+
+    def _activation_checkpointing_enable(self, *args: object, **kwargs: object) -> None:
+        # The library lets gradients into the first block past frozen embeddings of tokens only. Under reentrant
+        # checkpointing, adapters over frozen patches would get no gradients.
+        super()._activation_checkpointing_enable(*args, **kwargs)
+        if self.main_input_name != "input_ids":
+            self.disable_input_require_grads()
+            self.enable_input_require_grads()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -459,6 +468,67 @@ class EncoderModel(BlockStack):
             if not hasattr(result, name) and outputs.get(name):  # recorded by this architecture only
                 result[name] = outputs[name]
         return result
+
+
+class ImageEncoderModel(BlockStack):
+    """Bidirectional encoder of images: every image has the same number of patches, so there is no padding.
+
+    `hidden_states` are the blocks' outputs as they are; `last_hidden_state` comes after the final norm.
+    """
+
+    def pool(self, hidden_states: Tensor) -> Tensor | None:
+        """Whole-image representation, (B, T, C) -> (B, C), where the architecture has one."""
+        return None
+
+    def patches_of(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, C) -> (B, N, C): the patches without the tokens before them."""
+        raise NotImplementedError
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def run_blocks(self, hidden_states: Tensor, **kwargs: object) -> BaseModelOutputWithPooling:
+        """hidden_states (B, T, C) -> the same shape."""
+        for block in islice(self.blocks(), self.config.num_hidden_layers):
+            hidden_states = block(hidden_states, **kwargs)
+        hidden_states = self.final_norm(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=self.pool(hidden_states))
+
+    @merge_with_config_defaults
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: object,
+    ) -> BaseModelOutputWithPooling:
+        """Hidden states after the final norm, and the pooled representation where the model has a pooler.
+
+        Args:
+            pixel_values: (B, channels, height, width).
+            bool_masked_pos: (B, N), True at patches to be replaced by the mask token.
+            interpolate_pos_encoding: take images of any size of at least one patch, with learned positions
+                interpolated to their grid; without it the size must be `config.image_size`.
+            attention_mask: (B, T), 0 at tokens that none may see; the tokens before the patches count.
+
+        Returns:
+            `last_hidden_state` (B, T, C), `pooler_output` (B, C) or None, and on request `hidden_states` and
+            `attentions`.
+
+        Raises:
+            ValueError: images of another size, of other channels or smaller than a patch; a mask that does not fit.
+        """
+        hidden_states = self.embed(
+            pixel_values=pixel_values,
+            bool_masked_pos=bool_masked_pos,
+            interpolate_pos_encoding=bool(interpolate_pos_encoding),
+        )
+        if attention_mask is not None:
+            attention_mask = create_bidirectional_mask(
+                config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+            )
+        self.drop_unused(kwargs, None)
+        return self.run_blocks(hidden_states, attention_mask=attention_mask, return_dict=True, **kwargs)
 
 
 class DecoderModel(BlockStack):

@@ -24,16 +24,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import PIL.Image
 import torch
 import transformers
-from cases import CASES, IGNORED, NESTED, PADDINGS, Case, Head, end_rows, padding_mask, text_inputs, text_labels
+from cases import (
+    CASES,
+    IGNORED,
+    IMAGES,
+    NESTED,
+    PADDINGS,
+    Case,
+    Head,
+    end_rows,
+    image_inputs,
+    image_labels,
+    padding_mask,
+    sides,
+    text_inputs,
+    text_labels,
+)
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoTokenizer,
+    BaseImageProcessor,
     BitsAndBytesConfig,
     DataCollatorWithFlattening,
     DynamicCache,
@@ -45,12 +63,14 @@ from transformers import (
     TrainingArguments,
     default_data_collator,
 )
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.utils import find_labels
 
 import hf_ext
 
 TOLERANCE = 1e-5  # fp32, relative to the largest value of the tensor where that exceeds 1
 IMPLEMENTATIONS = ("eager", "sdpa")
+BASES = ("base", "image")  # kinds of classes without a head
 
 
 # --- subjects -----------------------------------------------------------------------------------------------------
@@ -125,6 +145,15 @@ class Subject:
         return self.kind in NESTED
 
     @property
+    def is_image(self) -> bool:
+        """Whether the class takes images, which have no padding."""
+        return self.kind in IMAGES
+
+    def patterns(self, *paddings: str) -> tuple[str, ...]:
+        """Those padding patterns, of which images have one only: none."""
+        return ("none",) if self.is_image else paddings
+
+    @property
     def depends_on_length(self) -> bool:
         return self.config_name in self.case.depends_on_length
 
@@ -145,10 +174,11 @@ class Subject:
 
     def comparable_paddings(self, *patterns: str, attn: str) -> tuple[str, ...]:
         """Those patterns on which the loss must be that of the stock class: a span's loss is over all positions."""
-        return tuple(p for p in patterns if not (self.kind == "span" and p in self.own_padding(attn)))
+        return tuple(p for p in self.patterns(*patterns) if not (self.kind == "span" and p in self.own_padding(attn)))
 
     def inputs(self, config: object, padding: str = "none", **kwargs: object) -> dict[str, Tensor]:
-        return (self.case.inputs or text_inputs)(self.kind, config, padding, **kwargs)
+        default = image_inputs if self.is_image else text_inputs
+        return (self.case.inputs or default)(self.kind, config, padding, **kwargs)
 
     def masked(self, config: object, inputs: dict[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
         """Unpadded inputs with the padding of a mask."""
@@ -158,6 +188,8 @@ class Subject:
         return {**inputs, "input_ids": ids, "attention_mask": mask}
 
     def labels(self, config: object, inputs: dict[str, Tensor], **kwargs: object) -> dict[str, Tensor]:
+        if self.is_image:
+            return image_labels(self.kind, config, inputs, **kwargs)
         labels = text_labels(self.kind, config, inputs, **kwargs)
         own = self.own_padding("sdpa") or self.own_padding("eager")
         if own and self.kind in ("causal", "double") and "attention_mask" in inputs:
@@ -193,9 +225,14 @@ def subjects(*kinds: str, configs: str = "all", where: Callable[[Subject], bool]
     return [s for s in found if where is None or where(s)]
 
 
+def base_subject(model_type: str) -> Subject:
+    """The class without a head in the first configuration."""
+    return subjects(*BASES, configs="one", where=lambda s: s.model_type == model_type)[0]
+
+
 def broad(*kinds: str, where: Callable[[Subject], bool] | None = None) -> list[Subject]:
     """The base model and the language models in every configuration, the other heads in the first one."""
-    main = ("base", "masked", "causal", "seq2seq")
+    main = (*BASES, "masked", "causal", "seq2seq", "masked_image")
     every = [s for s in subjects(*kinds, where=where) if s.kind in main]
     return every + [s for s in subjects(*kinds, configs="first", where=where) if s.kind not in main]
 
@@ -228,10 +265,11 @@ def scratch() -> Path:
 
 
 @torch.no_grad()
-def randomise(model: nn.Module, seed: int = 0) -> None:
+def randomise(model: nn.Module, seed: int = 0, rename: Callable[[str], str] = str) -> None:
     """Random values in every parameter: zeros and ones would hide a bias or a norm that is wired wrongly."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):  # by name: the order of registration may differ
+    named = {rename(name): parameter for name, parameter in model.named_parameters()}
+    for name, parameter in sorted(named.items()):  # by name: the order of registration may differ
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         is_norm = re.search(r"norm|\bln_", name.lower()) and name.endswith("weight")
         parameter.copy_(1 + 0.1 * noise if is_norm else 0.15 * noise)
@@ -481,7 +519,7 @@ def check_config_reads_official(subject: Subject) -> None:
 
 def check_official_files(model_type: str) -> None:
     """Older official files, spelled differently, would be read with a warning or to other values than stock reads."""
-    subject = subjects("base", configs="one", where=lambda s: s.model_type == model_type)[0]
+    subject = base_subject(model_type)
     for name, content in subject.case.official_files.items():
         folder = scratch()
         (folder / "config.json").write_text(json.dumps(content))
@@ -531,7 +569,7 @@ def check_config_refuses(model_type: str, fields: dict, named: str) -> None:
 
 def check_inexpressible(model_type: str, fields: dict, named: str) -> None:
     """An official folder that the official class refuses to read is no export."""
-    subject = subjects("base", configs="one", where=lambda s: s.model_type == model_type)[0]
+    subject = base_subject(model_type)
     config_class, base = subject.our_config, subject.fields
     try:
         model = subject.ours(config_class(**{**base, **fields}))
@@ -576,7 +614,7 @@ def check_loads_official(subject: Subject) -> None:
 def check_forward(subject: Subject, attn: str) -> None:
     """Any difference means that a checkpoint gives other predictions here than with the stock class."""
     stock, ours = pair(subject, attn=attn)
-    for padding in PADDINGS:
+    for padding in subject.patterns(*PADDINGS):
         inputs = subject.inputs(ours.config, padding)
         real = real_positions(inputs)
         # Encoders leave padding out, so pad positions are zero: real positions are compared.
@@ -622,7 +660,7 @@ def check_embeds(subject: Subject) -> None:
 def check_eager_equals_sdpa(subject: Subject) -> None:
     """A scale or a mask that only one backend honours would make results depend on the installed kernel."""
     eager, sdpa = build(subject.ours, subject, attn="eager"), build(subject.ours, subject, attn="sdpa")
-    for padding in PADDINGS:
+    for padding in subject.patterns(*PADDINGS):
         for skip_padding in (True, False):
             inputs = {**subject.inputs(eager.config, padding), "skip_padding": skip_padding}
             outputs = [dict(model(**inputs)) for model in (sdpa, eager)]
@@ -711,17 +749,21 @@ def check_problem_types(subject: Subject) -> None:
         ("single_label_classification", 3, torch.tensor([0, 2, 1, 1])),
     ):
         folder = stock_folder(subject)
-        models = []
+        models, renames = [], []
         for cls, config_class in ((subject.stock, subject.stock_config), (subject.ours, subject.our_config)):
             config = config_class.from_pretrained(folder, num_labels=num_labels, **no_dropout(subject))
             torch.manual_seed(0)
             model = cls.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
-            randomise(model, seed=2)
+            renames.append(subject.case.stock_name if cls is subject.stock else str)
+            randomise(model, seed=2, rename=renames[-1])
             models.append(model)
         inputs = subject.inputs(config, "right")
         for model in models:
             model.config.problem_type = problem if num_labels == 2 else None  # found out from the labels where it can
-        stock, ours = (loss_and_gradients(model, subject, inputs, {"labels": labels}) for model in models)
+        stock, ours = (
+            loss_and_gradients(model, subject, inputs, {"labels": labels}, rename=rename)
+            for model, rename in zip(models, renames, strict=True)
+        )
         assert_close(ours[0], stock[0], f"{problem}, {num_labels} labels: loss")
         compare_gradients(ours[1], stock[1], f"{problem}, {num_labels} labels")
         assert models[1].config.problem_type == models[0].config.problem_type == problem
@@ -1152,7 +1194,7 @@ def check_labels_are_shifted_once(subject: Subject) -> None:
 def check_gradient_checkpointing(subject: Subject) -> None:
     """Recomputing a block with other dropout, another mask or a filled cache gives wrong gradients in silence."""
     model = build(subject.ours, subject, **subject.case.dropout)
-    for padding in ("none", "right"):
+    for padding in subject.patterns("none", "right"):
         inputs = subject.inputs(model.config, padding)
         labels = subject.labels(model.config, inputs)
         model.activation_checkpointing_disable()
@@ -1278,9 +1320,8 @@ def check_accumulation(subject: Subject) -> None:
 def split_batch(subject: Subject, rows: list[dict]) -> tuple[dict, dict]:
     """Rows -> inputs and labels of one batch."""
     batch = default_data_collator(rows)
-    names = [
-        n for n in batch if n in ("labels", "mc_labels", "next_sentence_label", "start_positions", "end_positions")
-    ]
+    known = ("labels", "mc_labels", "next_sentence_label", "start_positions", "end_positions", "bool_masked_pos")
+    names = [n for n in batch if n in known]
     return {n: v for n, v in batch.items() if n not in names}, {n: batch[n] for n in names}
 
 
@@ -1338,9 +1379,10 @@ def check_evaluate(subject: Subject) -> None:
         compared = [predicted.predictions, expected.predictions]
         compared = [x if isinstance(x, tuple) else (x,) for x in compared]
         assert len(compared[0]) == len(compared[1]), name
-        real = torch.stack([row["attention_mask"] for row in rows]).flatten(0, -2).bool()
+        real = real_positions(inputs)
         for mine, reference in zip(*(map(torch.as_tensor, x) for x in compared), strict=True):
-            mine, reference = at_real_positions(mine, real), at_real_positions(reference, real)
+            if real is not None:
+                mine, reference = at_real_positions(mine, real), at_real_positions(reference, real)
             assert_close(mine, reference, f"{name}: predictions")
 
 
@@ -1416,7 +1458,7 @@ def check_reload(subject: Subject) -> None:
 
 def check_base_into_head(subject: Subject) -> None:
     """A head over a pretrained base model must keep the base model; only the head itself is new."""
-    base = subjects("base", configs="one", where=lambda s: s.model_type == subject.model_type)[0]
+    base = base_subject(subject.model_type)
     fields = {k: v for k, v in subject.fields.items() if base.fields.get(k, None) != v}
     folder = scratch()
     torch.manual_seed(0)
@@ -1437,7 +1479,7 @@ def check_base_into_head(subject: Subject) -> None:
     loaded = head.state_dict()
     compared = 0
     for name, value in load_file(folder / "model.safetensors").items():
-        full = name if subject.kind == "base" else f"{prefix}.{name}"
+        full = name if subject.kind in BASES else f"{prefix}.{name}"
         if full in loaded:
             assert torch.equal(loaded[full], value), f"{full} changed"
             compared += 1
@@ -1609,11 +1651,18 @@ def adapter(subject: Subject, **options: object) -> LoraConfig:
     return LoraConfig(r=4, lora_alpha=8, task_type=TASKS.get(subject.kind), init_lora_weights=False, **options)
 
 
+def stock_adapter(subject: Subject) -> LoraConfig:
+    """The same adapter for the stock class."""
+    targets = subject.case.stock_adapter_targets
+    return adapter(subject) if targets is None else adapter(subject, target_modules=targets)
+
+
 @torch.no_grad()
-def settle(model: nn.Module) -> None:
+def settle(model: nn.Module, rename: Callable[[str], str] = str) -> None:
     """Random values in all trainable parameters."""
     generator = torch.Generator().manual_seed(8)
-    for _, parameter in sorted(model.named_parameters()):  # by name: the order of registration may differ
+    named = {rename(name): parameter for name, parameter in model.named_parameters()}
+    for _, parameter in sorted(named.items()):  # by name: the order of registration may differ
         if parameter.requires_grad:
             parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
 
@@ -1628,9 +1677,10 @@ def check_lora(subject: Subject) -> None:
     with torch.no_grad():
         untouched = ours(**inputs)
     with no_warning(PEFT_WARNINGS):
-        tuned, official = get_peft_model(ours, adapter(subject)), get_peft_model(stock, adapter(subject))
+        tuned, official = get_peft_model(ours, adapter(subject)), get_peft_model(stock, stock_adapter(subject))
     names = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (tuned, official)]
-    assert names[0] == names[1]
+    rename = subject.case.stock_name
+    assert names[0] == {rename(name) for name in names[1]}
     assert any("lora_A" in n for n in names[0])
 
     before = state(tuned)
@@ -1646,7 +1696,7 @@ def check_lora(subject: Subject) -> None:
     assert loss_of(tuned, subject, inputs, labels) < loss, "one step does not lower the loss"
     tuned.eval()
     settle(tuned)
-    settle(official)
+    settle(official, rename)
     official.eval()
     with torch.no_grad():
         expected, reference = tuned(**inputs), official(**inputs)
@@ -1658,14 +1708,15 @@ def check_lora(subject: Subject) -> None:
     folders = [scratch(), scratch()]
     tuned.save_pretrained(folders[0])
     official.save_pretrained(folders[1])
-    assert set(load_file(folders[0] / "adapter_model.safetensors")) == set(
-        load_file(folders[1] / "adapter_model.safetensors")
-    )
-    for cls, folder, name in (
-        (subject.ours, folders[0], "ours reloaded"),
+    saved = [set(load_file(folder / "adapter_model.safetensors")) for folder in folders]
+    assert saved[0] == {rename(name) for name in saved[1]}
+    across = [
         (subject.ours, folders[1], "the stock adapter in ours"),
         (subject.stock, folders[0], "our adapter in the stock class"),
-    ):
+    ]
+    if subject.case.stock_adapter_targets is not None:
+        across = []
+    for cls, folder, name in [(subject.ours, folders[0], "ours reloaded"), *across]:
         with no_warning(PEFT_WARNINGS), torch.no_grad():
             loaded = PeftModel.from_pretrained(build(cls, subject, **no_dropout(subject)), folder).eval()
             compare_outputs(loaded(**inputs), expected, name, real)
@@ -1696,7 +1747,7 @@ def check_lora_with_checkpointing(subject: Subject) -> None:
 # --- 13: quantisation ---------------------------------------------------------------------------------------------
 
 
-HEADS_OF_THEIR_OWN = ("row", "token", "span", "choice")  # a new head over a pretrained base model
+HEADS_OF_THEIR_OWN = ("row", "token", "span", "choice", "image_row")  # a new head over a pretrained base model
 
 
 def check_quantised(subject: Subject, bits: int) -> None:
@@ -1722,6 +1773,8 @@ def check_quantised(subject: Subject, bits: int) -> None:
             models.append(cls.from_pretrained(folder, quantization_config=options, dtype=torch.float32).eval())
     stock, ours = models[0], models[-1]
     quantised = [{n for n, m in model.named_modules() if isinstance(m, kinds)} for model in (stock, ours)]
+    if comparable:  # the pattern may end with the dot that follows a module in a parameter's name
+        quantised[0] = {subject.case.stock_name(f"{n}.").removesuffix(".") for n in quantised[0]}
     # The stock classes quantise a classifier with a bias, which neither trains nor can be replaced by PEFT.
     inside = f"{subject.ours.base_model_prefix}."
     heads = {n for n in quantised[0] if not n.startswith(inside)} if subject.kind in HEADS_OF_THEIR_OWN else set()
@@ -1762,13 +1815,14 @@ def check_export(subject: Subject) -> None:
     """A graph that was traced for one shape, or with padding decided at trace time, gives wrong answers later."""
     model = build(subject.ours, subject)
     model.config.use_cache = False
-    for padding in ("none", "right"):
+    for padding in subject.patterns("none", "right"):
         sample = subject.inputs(model.config, padding, batch=3, tokens=8)
         batch, tokens = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("tokens", min=2, max=32)
         decoder_tokens = torch.export.Dim("decoder_tokens", min=2, max=32)
         shapes = {}
         for name, value in sample.items():
-            if name in ("encoder_hidden_states", "encoder_attention_mask", "mc_token_ids"):  # not of T tokens
+            not_of_tokens = ("encoder_hidden_states", "encoder_attention_mask", "mc_token_ids")
+            if subject.is_image or name in not_of_tokens:
                 shapes[name] = {0: batch}
             elif name.startswith("decoder_"):
                 shapes[name] = {0: batch, value.dim() - 1: decoder_tokens}
@@ -1795,7 +1849,7 @@ def check_compile(subject: Subject, backend: str = "eager") -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counting if backend == "eager" else backend)
     model.config.use_cache = False
-    for padding in ("none", "ones", "right"):
+    for padding in subject.patterns("none", "ones", "right"):
         for step, (rows, length) in enumerate(((4, 9), (3, 7), (2, 11))):
             inputs = subject.inputs(model.config, padding, batch=rows, tokens=length, seed=rows)
             before = graphs
@@ -1804,7 +1858,7 @@ def check_compile(subject: Subject, backend: str = "eager") -> None:
                 expected = model(**inputs, skip_padding=False)
             compare_outputs(actual, expected, f"{padding}, {rows} x {length}")
             assert step == 0 or graphs == before, f"{padding}: compiled again for {rows} x {length}"
-    if subject.kind != "base":
+    if subject.kind not in BASES:
         inputs = subject.inputs(model.config, "right")
         labels = subject.labels(model.config, inputs)
         expected, reference = loss_and_gradients(model, subject, inputs, labels)
@@ -1837,15 +1891,23 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def image_processor(subject: Subject) -> BaseImageProcessor:
+    """The stock image processor of the type, for images of the configured size."""
+    found = IMAGE_PROCESSOR_MAPPING[subject.stock_config]
+    found = found["pil"] if isinstance(found, dict) else found
+    height, width = sides(subject.fields["image_size"])
+    return found(size={"height": height, "width": width}, do_center_crop=False)
+
+
 def ours_and_official_folders(subject: Subject) -> tuple[Path, Path]:
-    """One model with a tokenizer, saved as ours and exported as official."""
-    fields = {**subject.fields, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    model = subject.ours(subject.our_config(**fields)).eval()
+    """One model with a tokenizer or image processor, saved as ours and exported as official."""
+    special = {} if subject.is_image else {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    model = subject.ours(subject.our_config(**{**subject.fields, **special})).eval()
     randomise(model, seed=9)
     model.tie_weights()
     if subject.generates:
         model.generation_config.pad_token_id = 0
-    tokenizer = tiny_tokenizer()
+    tokenizer = image_processor(subject) if subject.is_image else tiny_tokenizer()
     ours, official = scratch(), scratch() / "export"
     model.save_pretrained(ours)
     tokenizer.save_pretrained(ours)
@@ -1870,6 +1932,10 @@ def check_auto_classes(model_type: str) -> None:
                 found = type(auto_class.from_pretrained(official))
                 assert found is getattr(transformers, class_name.removeprefix("Ext")), f"{auto} after a takeover"
     assert type(AutoConfig.from_pretrained(ours)) is subject.our_config
+    if subject.is_image:
+        found = [type(AutoImageProcessor.from_pretrained(folder)) for folder in (ours, official)]
+        assert found[0] is found[1] is type(image_processor(subject))
+        return
     tokenizer = tiny_tokenizer()
     assert AutoTokenizer.from_pretrained(ours)("the cat").input_ids == tokenizer("the cat").input_ids
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
@@ -1935,6 +2001,27 @@ def check_pipeline(subject: Subject) -> None:
             assert mine == reference
 
 
+IMAGE_PIPELINES = {"image_row": "image-classification", "image": "image-feature-extraction"}
+
+
+def check_image_pipeline(subject: Subject) -> None:
+    """A pipeline that refuses the class, warns about it, or gives another result than with the stock class."""
+    ours, official = ours_and_official_folders(subject)
+    pixels = torch.randint(256, (3, 20, 30, 3), generator=torch.Generator().manual_seed(4), dtype=torch.uint8)
+    images = [PIL.Image.fromarray(image.numpy()) for image in pixels]
+    results = []
+    for folder in (ours, official):
+        with no_warning() if folder == ours else contextlib.nullcontext():
+            pipe = transformers.pipeline(IMAGE_PIPELINES[subject.kind], model=str(folder), device="cpu")
+            results.append(flat([pipe(images[0]), pipe(images, batch_size=3)]))
+    assert len(results[0]) == len(results[1]) > 2
+    for mine, reference in zip(*results, strict=True):
+        if isinstance(reference, float):
+            assert abs(mine - reference) <= TOLERANCE * max(1.0, abs(reference))
+        else:
+            assert mine == reference
+
+
 # --- 16: every parameter is trained -------------------------------------------------------------------------------
 
 
@@ -1948,7 +2035,7 @@ def check_every_parameter_is_trained(subject: Subject) -> None:
         loss_and_gradients(model, subject, inputs, labels)
         missing.append({rename(n) for n, p in model.named_parameters() if p.grad is None})
     allowed = subject.head.without_gradient
-    if not ours.config.tie_word_embeddings:
+    if not getattr(ours.config, "tie_word_embeddings", True):
         allowed += subject.head.unused_when_untied
     assert missing[0] == missing[1], "other parameters without a gradient than in the stock class"
     unknown = [n for n in missing[1] if not any(re.fullmatch(pattern, n) for pattern in allowed)]
@@ -1973,11 +2060,12 @@ def check_finite(subject: Subject, dtype: torch.dtype, attn: str) -> None:
     left[0, :7] = 0
     empty = left.clone()
     empty[1] = 0
-    for name, mask in (("left padding of 7 in 8", left), ("an empty row", empty)):
+    masks = {"images": None} if subject.is_image else {"left padding of 7 in 8": left, "an empty row": empty}
+    for name, mask in masks.items():
         rows = batch if not subject.nested else 1
         inputs = subject.inputs(model.config, "none", batch=rows, tokens=tokens)
-        mask = mask if not subject.nested else mask[None]
-        inputs = subject.masked(model.config, inputs, mask)
+        if mask is not None:
+            inputs = subject.masked(model.config, inputs, mask if not subject.nested else mask[None])
         inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
         labels = subject.labels(model.config, inputs)
         for skip_padding in (True, False):

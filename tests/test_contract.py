@@ -7,15 +7,19 @@ import harness
 import pytest
 import torch
 from cases import CASES
-from harness import IMPLEMENTATIONS, Subject, broad, one_per_architecture, subjects
+from harness import BASES, IMPLEMENTATIONS, Subject, broad, one_per_architecture, subjects
 
 import hf_ext
 
 ARCHITECTURES = list(hf_ext.architectures())
 
 
+def is_text(subject: Subject) -> bool:
+    return not subject.is_image
+
+
 def is_encoder(subject: Subject) -> bool:
-    return not subject.causal
+    return is_text(subject) and not subject.causal
 
 
 def over(found: list[Subject]):
@@ -48,7 +52,7 @@ def test_official_files(model_type):
     harness.check_official_files(model_type)
 
 
-@over(subjects("base"))
+@over(subjects(*BASES))
 def test_config_round_trips(subject):
     harness.check_config_round_trips(subject)
 
@@ -95,7 +99,7 @@ def test_forward(subject, attn):
     harness.check_forward(subject, attn)
 
 
-@over(broad())
+@over(broad(where=is_text))
 def test_embeds(subject):
     harness.check_embeds(subject)
 
@@ -130,7 +134,7 @@ def test_logits_in_training(subject):
     harness.check_logits_in_training(subject)
 
 
-@over(subjects("row", configs="first"))
+@over(subjects("row", "image_row", configs="first"))
 def test_problem_types(subject):
     harness.check_problem_types(subject)
 
@@ -224,15 +228,20 @@ def test_cache_in_training(subject):
     harness.check_cache_in_training(subject)
 
 
+LABELLED = (
+    "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", "image_row"
+)  # fmt: skip
+
+
 # --- Trainer ------------------------------------------------------------------------------------------------------
 
 
-@over(subjects(*LABELLED, configs="one"))
+@over(subjects(*LABELLED, "masked_image", configs="one"))
 def test_accumulation(subject):
     harness.check_accumulation(subject)
 
 
-@over(one_per_architecture("masked", "causal", "seq2seq") + one_per_architecture("row"))
+@over(one_per_architecture("masked", "causal", "seq2seq", "masked_image") + one_per_architecture("row", "image_row"))
 def test_resume(subject):
     harness.check_resume(subject)
 
@@ -270,7 +279,7 @@ def test_keys_are_stable(subject):
     harness.check_keys_are_stable(subject)
 
 
-@over(subjects(configs="one"))
+@over(subjects(configs="one", where=lambda s: s.case.legacy_keys is not dict))
 def test_legacy_keys(subject):
     harness.check_legacy_keys(subject)
 
@@ -288,13 +297,13 @@ def test_lora(subject):
     harness.check_lora(subject)
 
 
-@over(subjects("base", "masked", "causal", "seq2seq", configs="one"))
+@over(subjects(*BASES, "masked", "causal", "seq2seq", configs="one"))
 def test_lora_with_checkpointing(subject):
     harness.check_lora_with_checkpointing(subject)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@over(subjects("masked", "causal", "seq2seq", "row", "token", "span", configs="one"))
+@over(subjects("masked", "causal", "seq2seq", "row", "token", "span", "image_row", configs="one"))
 def test_quantised(subject, bits):
     pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
     harness.check_quantised(subject, bits)
@@ -304,7 +313,7 @@ def test_quantised(subject, bits):
 
 
 # Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
-TRACED = one_per_architecture("base") + one_per_architecture("masked", "causal", "seq2seq")
+TRACED = one_per_architecture(*BASES) + one_per_architecture("masked", "causal", "seq2seq", "image_row")
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 
@@ -350,6 +359,11 @@ def test_pipeline(subject):
     harness.check_pipeline(subject)
 
 
+@over(subjects(*harness.IMAGE_PIPELINES, configs="one"))
+def test_image_pipeline(subject):
+    harness.check_image_pipeline(subject)
+
+
 @over(subjects())
 def test_every_parameter_is_trained(subject):
     harness.check_every_parameter_is_trained(subject)
@@ -367,7 +381,7 @@ def test_loss_by_hand(subject):
     harness.check_loss_by_hand(subject)
 
 
-@over(subjects(configs="first"))
+@over(subjects(configs="first", where=is_text))
 def test_token_type_ids(subject):
     harness.check_token_type_ids(subject)
 

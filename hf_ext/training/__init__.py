@@ -10,6 +10,7 @@ _HOMES = {
     "FinetuneResult": "run",
     "finetune": "run",
     "load_finetuned": "run",
+    "DistillationTrainer": "distillation",
     "diagnose": "diagnosis",
     "epoch_table": "diagnosis",
     "span_f1": "metrics",

@@ -9,13 +9,17 @@ import pkgutil
 
 from cases.base import (
     IGNORED,
+    IMAGES,
     NESTED,
     PADDINGS,
     Case,
     Head,
     end_rows,
+    image_inputs,
+    image_labels,
     padding_mask,
     seq2seq_inputs,
+    sides,
     text_inputs,
     text_labels,
 )
@@ -23,13 +27,17 @@ from cases.base import (
 __all__ = [
     "CASES",
     "IGNORED",
+    "IMAGES",
     "NESTED",
     "PADDINGS",
     "Case",
     "Head",
     "end_rows",
+    "image_inputs",
+    "image_labels",
     "padding_mask",
     "seq2seq_inputs",
+    "sides",
     "text_inputs",
     "text_labels",
 ]

@@ -1,4 +1,4 @@
-"""What describes an architecture to the tests, and inputs and labels for text models.
+"""What describes an architecture to the tests, and inputs and labels for text and image models.
 
 Configurations are drawn from a seed, so that sizes change with it while the choices that an architecture offers
 (activations, tied or not, kinds of positions) are all covered.
@@ -22,7 +22,7 @@ class Head:
     Args:
         kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice,
             double (causal and choice at once), seq2seq (the decoder's tokens), aligned (next tokens that the caller has
-            shifted).
+            shifted); for images: image and image_teacher (none), image_row, masked_image.
         overrides: configuration fields that this class needs.
         variants: further configurations for this class only, by name.
         without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
@@ -81,6 +81,10 @@ class Case:
         first_position: configuration -> the position of a row's first token.
         stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
         adapter_targets: modules for adapters, where PEFT has no default for the official type.
+        stock_adapter_targets: the same modules as the stock class calls them in memory, where that is not as in the
+            files. Adapters are then compared under the names of the files, and not loaded across: a stock adapter has
+            the names in memory.
+        fixed_size: whether images of another size than `image_size` need `interpolate_pos_encoding`.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
         beside_text: head kind, what a tokenizer returned -> further arguments that the head needs for any text.
     """
@@ -109,6 +113,8 @@ class Case:
     first_position: Callable[[object], int] = lambda config: 0
     stock_keeps_cache: bool = True
     adapter_targets: list[str] | None = None
+    stock_adapter_targets: list[str] | None = None
+    fixed_size: bool = True
     inputs: Callable[..., dict[str, Tensor]] | None = None
     beside_text: Callable[[str, dict[str, Tensor]], dict[str, Tensor]] = lambda kind, encoded: {}
 
@@ -240,3 +246,35 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
     if kind == "pretraining":
         labels["next_sentence_label"] = torch.randint(2, (batch,), generator=generator)
     return labels
+
+
+# --- image inputs -------------------------------------------------------------------------------------------------
+
+IMAGES = ("image", "image_row", "image_teacher", "masked_image")  # kinds of heads that take images
+
+
+def image_inputs(
+    kind: str, config: object, padding: str = "none", *, batch: int = 4, seed: int = 0, **_: object
+) -> dict[str, Tensor]:
+    """Images of the configured size; they have no padding and no length."""
+    generator = torch.Generator().manual_seed(seed)
+    return {"pixel_values": torch.randn(batch, config.num_channels, *sides(config.image_size), generator=generator)}
+
+
+def image_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: int = 1) -> dict[str, Tensor]:
+    """Labels for one head: a class per image, or which patches are masked, equally many in every image."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = inputs["pixel_values"].shape[0]
+    if kind == "image_row":
+        return {"labels": torch.randint(config.num_labels, (batch,), generator=generator)}
+    if kind == "masked_image":
+        (height, width), (patch_height, patch_width) = sides(config.image_size), sides(config.patch_size)
+        patches = (height // patch_height) * (width // patch_width)
+        order = torch.rand(batch, patches, generator=generator).argsort(-1)
+        return {"bool_masked_pos": order < max(1, patches // 2)}
+    return {}
+
+
+def sides(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """A size as configurations give it -> height and width."""
+    return (size, size) if isinstance(size, int) else tuple(size)

@@ -1,0 +1,1 @@
+"""DeiT (Touvron et al., 2020)."""
