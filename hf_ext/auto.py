@@ -145,6 +145,22 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="big_bird",
+            official_model_type="big_bird",
+            config="ExtBigBirdConfig",
+            heads={
+                "AutoModel": "ExtBigBirdModel",
+                "AutoModelForPreTraining": "ExtBigBirdForPreTraining",
+                "AutoModelForMaskedLM": "ExtBigBirdForMaskedLM",
+                "AutoModelForCausalLM": "ExtBigBirdForCausalLM",
+                "AutoModelForSequenceClassification": "ExtBigBirdForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtBigBirdForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtBigBirdForQuestionAnswering",
+                "AutoModelForMultipleChoice": "ExtBigBirdForMultipleChoice",
+                "AutoModelForTextEncoding": "ExtBigBirdModel",
+            },
+        ),
+        Architecture(
             name="gpt2",
             official_model_type="gpt2",
             config="ExtGPT2Config",
@@ -275,6 +291,7 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtBartForQuestionAnswering",
             },
         ),
+        Architecture(
             name="vit",
             official_model_type="vit",
             config="ExtViTConfig",

@@ -855,6 +855,10 @@ class SpanHead(TaskHead):
         """(B, T, C) -> (B, T, 2)"""
         return self.qa_outputs(hidden_states)
 
+    def span_logits(self, outputs: ModelOutput) -> Tensor:
+        """Base model's outputs -> (B, T, 2)"""
+        return self.project_span(outputs[0])
+
     def span_output(
         self, outputs: ModelOutput, start_positions: Tensor | None, end_positions: Tensor | None
     ) -> ModelOutput:
@@ -864,7 +868,7 @@ class SpanHead(TaskHead):
                 f"question answering needs num_labels=2 (start and end), the configuration says "
                 f"{self.qa_outputs.out_features}."
             )
-        start_logits, end_logits = (x.squeeze(-1).contiguous() for x in self.project_span(outputs[0]).split(1, dim=-1))
+        start_logits, end_logits = (x.squeeze(-1).contiguous() for x in self.span_logits(outputs).split(1, dim=-1))
         loss = None
         if start_positions is not None and end_positions is not None:
             batch, tokens = start_logits.shape

@@ -26,6 +26,7 @@ PARENTS = {
     "roberta": "bert",
     "xlm_roberta": "roberta",
     "longformer": "bert",
+    "big_bird": "bert",
     "mistral": "llama",
     "mbart": "bart",
     "marian": "bart",
@@ -80,12 +81,11 @@ def absolute_only(source: Source) -> list[str]:
 def layers_stand_alone(source: Source) -> list[str]:
     if source.room != "layers":
         return []
-    standard = sys.stdlib_module_names
+    known = {*sys.stdlib_module_names, "torch", "transformers", "numpy"}  # numpy: random numbers of official classes
     return [
         name
         for name in source.reached()
-        if not (name.split(".")[0] in {*standard, "torch", "transformers"} or within(name, "hf_ext.layers"))
-        or within(name, "transformers.models")
+        if not (name.split(".")[0] in known or within(name, "hf_ext.layers")) or within(name, "transformers.models")
     ]
 
 

@@ -67,6 +67,7 @@ class Case:
             other tokens than greedy search in the stock class, by a fault of its own; ours is compared with its greedy
             search.
         wide: fields of a configuration large enough to measure the spread of initial values.
+        differs_in_training: configurations whose results in train mode, without dropout, are others by design.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
         eight_bit_tolerance: for models with 8-bit layers, which round their inputs to integers: where another kernel
             than the stock class's gives another last digit, one of them may be rounded to the next integer.
@@ -99,6 +100,7 @@ class Case:
     official_files: dict[str, dict] = field(default_factory=dict)
     legacy_keys: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     depends_on_length: tuple[str, ...] = ()
+    differs_in_training: tuple[str, ...] = ()
     segments_are_words: bool = False
     stock_attention: dict[str, str] = field(default_factory=dict)
     own_padding: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -68,7 +68,11 @@ class ExtBertEmbeddings(nn.Module):
             segments = look_up(
                 self.token_type_embeddings, token_type_ids, name="token_type_ids", limit_name="type_vocab_size"
             )
-        return self.dropout(self.LayerNorm(inputs_embeds + segments + positions))
+        return self.finish(inputs_embeds + segments + positions)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """What follows the sum, (B, T, C) -> (B, T, C)."""
+        return self.dropout(self.LayerNorm(x))
 
 
 class ExtBertSelfAttention(AttentionCore):
@@ -155,11 +159,14 @@ class ExtBertIntermediate(nn.Module):
 class ExtBertLayer(GradientCheckpointingLayer):
     """One block: self-attention, cross-attention in a decoder that has it, feed-forward; each adds and normalises."""
 
+    self_attention_class = ExtBertSelfAttention
+    cross_attention_class = ExtBertCrossAttention
+
     def __init__(self, config: ExtBertConfig, layer_idx: int) -> None:
         super().__init__()
-        self.attention = ExtBertAttention(config, ExtBertSelfAttention(config, layer_idx))
+        self.attention = ExtBertAttention(config, self.self_attention_class(config, layer_idx))
         if config.add_cross_attention:
-            self.crossattention = ExtBertAttention(config, ExtBertCrossAttention(config, layer_idx))
+            self.crossattention = ExtBertAttention(config, self.cross_attention_class(config, layer_idx))
         self.intermediate = ExtBertIntermediate(config)
         self.output = ExtBertAddNorm(config, config.intermediate_size)
 
@@ -190,9 +197,11 @@ class ExtBertLayer(GradientCheckpointingLayer):
 class ExtBertEncoder(nn.Module):
     """Holds the blocks under the checkpoint's name; `EncoderModel` runs them."""
 
+    layer_class = ExtBertLayer
+
     def __init__(self, config: ExtBertConfig) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(ExtBertLayer(config, i) for i in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(self.layer_class(config, i) for i in range(config.num_hidden_layers))
 
 
 class ExtBertPooler(nn.Module):
@@ -236,12 +245,14 @@ class ExtBertModel(EncoderModel, ExtBertPreTrainedModel):
     """
 
     embeddings_class = ExtBertEmbeddings
+    encoder_class = ExtBertEncoder
+    pooler_class = ExtBertPooler
 
     def __init__(self, config: ExtBertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = self.embeddings_class(config)
-        self.encoder = ExtBertEncoder(config)
-        self.pooler = ExtBertPooler(config) if add_pooling_layer else None
+        self.encoder = self.encoder_class(config)
+        self.pooler = self.pooler_class(config) if add_pooling_layer else None
         self.reads_first_token = add_pooling_layer
         self.post_init()
 
