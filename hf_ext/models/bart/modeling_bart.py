@@ -13,12 +13,12 @@ import math
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ext.heads import TaskLinear
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore
 from hf_ext.layers.embeddings import ScaledEmbedding, look_up, look_up_positions
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.packing import CrossPacking
 from hf_ext.modeling import ExtPreTrainedModel
 from hf_ext.models.bart.configuration_bart import ExtBartConfig
@@ -97,7 +97,7 @@ class ExtBartEncoderLayer(GradientCheckpointingLayer):
         self.self_attn = ExtBartAttention(config, layer_idx, num_heads=config.encoder_attention_heads, is_causal=False)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.activation_fn = ACT2FN[config.activation_function]
+        self.activation_fn = make_activation(config.activation_function)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
         self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
         self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
@@ -121,7 +121,7 @@ class ExtBartDecoderLayer(GradientCheckpointingLayer):
         heads = config.decoder_attention_heads
         self.self_attn = ExtBartAttention(config, layer_idx, num_heads=heads, is_causal=True)
         self.dropout = nn.Dropout(config.dropout)
-        self.activation_fn = ACT2FN[config.activation_function]
+        self.activation_fn = make_activation(config.activation_function)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model)
         self.encoder_attn = ExtBartCrossAttention(config, layer_idx, num_heads=heads)

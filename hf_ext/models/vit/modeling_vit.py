@@ -12,12 +12,12 @@ feed-forward width.
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import ModelOutput
 
 from hf_ext.heads import ImageClassificationModel, MaskedImageModel, PixelDecoder, image_classifier
 from hf_ext.layers.attention import AttentionCore
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.patches import PatchEmbedding, check_size, interpolate_positions, mask_patches
 from hf_ext.modeling import ExtPreTrainedModel, ImageEncoderModel
 from hf_ext.models.vit.configuration_vit import ExtViTConfig
@@ -113,7 +113,7 @@ class ExtViTIntermediate(nn.Module):
     def __init__(self, config: ExtViTConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.intermediate_act_fn = ACT2FN[config.hidden_act]
+        self.intermediate_act_fn = make_activation(config.hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.intermediate_act_fn(self.dense(x))
@@ -150,7 +150,7 @@ class ExtViTPooler(nn.Module):
     def __init__(self, config: ExtViTConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.pooler_output_size)
-        self.activation = ACT2FN[config.pooler_act]
+        self.activation = make_activation(config.pooler_act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, C) -> (B, pooler_output_size)"""
