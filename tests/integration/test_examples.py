@@ -1,15 +1,21 @@
 """The scripts in examples/, with tiny settings: what they promise is asserted, not only that they run."""
 
+import io
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+import tarfile
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from harness import randomise, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_ext
@@ -121,3 +127,117 @@ def test_swapped_attention_goes_on_working(capsys):
     with pytest.raises(SystemExit):
         main_of("swap_attention")(["--layers", "3"])
     assert "the model has layers 0 to 2" in capsys.readouterr().err
+
+
+def archive(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_encoder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("encoder")
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_max_length = 256
+    tokenizer.save_pretrained(folder)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_real_mails(tmp_path, small_encoder, capfd):
+    mail = "From a@b  Thu Aug 22 13:17:22 2002\nReceived: from here\nSubject: {}\nContent-Type: text/{}\n\n{}\n"
+    html = mail.format("the cat", "html", "<b>sat</b>&nbsp;on {}")
+    files = {f"package/data/spam-1/{i:05}.txt": html.format("mat " * i) for i in range(1, 25)}
+    files |= {f"package/data/hard-ham-1/{i:05}.txt": mail.format("a dog", "plain", "ran " * i) for i in range(1, 25)}
+    files |= {"package/README.md": "none", "package/data/spam-1/00001.json": "{}"}
+    package = archive(tmp_path / "mails.tgz", files)
+    output = tmp_path / "out"
+    result = main_of("finetune_real_data")(
+        ["mails", "--package", str(package), "--model", str(small_encoder), "--output", str(output), "--epochs", "1"]
+    )
+    assert result
+    rows = [json.loads(line) for part in ("train", "eval") for line in (output / f"data/{part}.jsonl").open()]
+    expected = [{"text": "the cat sat on" + " mat" * i, "label": "spam"} for i in range(1, 25)]
+    expected += [{"text": "a dog" + " ran" * i, "label": "ham"} for i in range(1, 25)]
+    assert sorted(map(str, rows)) == sorted(map(str, expected))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(output / "model")
+    assert set(model.config.id2label.values()) == {"ham", "spam"}
+    assert "hf-ext finetune" in capfd.readouterr().out
+
+
+def test_real_addresses(tmp_path, small_encoder):
+    address = "<AddressString><Number>{}</Number> <Street>the big</Street>, <Street>cat</Street></AddressString>"
+    text = "<AddressCollection>" + "".join(address.format(i) for i in range(20)) + "</AddressCollection>"
+    package = archive(tmp_path / "usaddress.tar.gz", {"usaddress-1/training/labeled.xml": text})
+    output = tmp_path / "out"
+    main_of("finetune_real_data")(
+        ["addresses", "--package", str(package), "--model", str(small_encoder), "--output", str(output)]
+        + ["--epochs", "1", "--max-rows", "15"]
+    )
+    rows = [json.loads(line) for part in ("train", "eval") for line in (output / f"data/{part}.jsonl").open()]
+    assert len(rows) == 15 and all(row["tokens"][1:] == ["the", "big", "cat"] for row in rows)
+    assert all(row["labels"] == ["Number", "Street", "Street", "Street"] for row in rows)
+    model = transformers.AutoModelForTokenClassification.from_pretrained(output / "model")
+    assert set(model.config.id2label.values()) == {"Number", "Street"}
+
+
+def test_fairseq_file(tmp_path, capsys):
+    """The weights of a stock model under fairseq's names come back as that model."""
+    config = transformers.RobertaConfig(
+        vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=20, type_vocab_size=1, layer_norm_eps=1e-5,
+    )  # fmt: skip
+    stock = transformers.RobertaForMaskedLM(config).eval()
+    randomise(stock, 0)
+    names = (
+        ("lm_head.decoder.weight", "decoder.lm_head.weight"),
+        ("roberta.embeddings.word_embeddings", "decoder.sentence_encoder.embed_tokens"),
+        ("roberta.embeddings.position_embeddings", "decoder.sentence_encoder.embed_positions"),
+        ("roberta.embeddings.LayerNorm", "decoder.sentence_encoder.emb_layer_norm"),
+        ("roberta.encoder.layer.", "decoder.sentence_encoder.layers."),
+        ("attention.self.query", "self_attn.q_proj"),
+        ("attention.self.key", "self_attn.k_proj"),
+        ("attention.self.value", "self_attn.v_proj"),
+        ("attention.output.dense", "self_attn.out_proj"),
+        ("attention.output.LayerNorm", "self_attn_layer_norm"),
+        ("intermediate.dense", "fc1"),
+        ("output.dense", "fc2"),
+        ("output.LayerNorm", "final_layer_norm"),
+    )
+    with torch.no_grad():
+        stock.roberta.embeddings.token_type_embeddings.weight.zero_()
+    weights = {}
+    for name, value in stock.state_dict().items():
+        for old, new in names:
+            name = name.replace(old, new)
+        if "token_type" not in name and "position_ids" not in name and name != "lm_head.decoder.bias":
+            weights[name if name.startswith("decoder.") else f"decoder.{name}"] = value
+    args = Namespace(
+        encoder_layers=2, encoder_attention_heads=2, encoder_ffn_embed_dim=24, activation_fn="gelu", dropout=0.1,
+        attention_dropout=0.1,
+    )  # fmt: skip
+    torch.save({"args": args, "model": weights}, tmp_path / "model.pt")
+    (tmp_path / "dict.txt").write_text("A 7\nB 5\nC 4\nD 1\n")
+    given = ["--checkpoint", str(tmp_path / "model.pt"), "--dictionary", str(tmp_path / "dict.txt")]
+    main_of("convert_fairseq_roberta")([*given, "--output", str(tmp_path / "out")])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    batch = tokenizer(["ABCD", "DA<mask>"], padding=True, return_tensors="pt")
+    assert batch.input_ids.tolist() == [[0, 4, 5, 6, 7, 2], [0, 7, 4, 8, 2, 1]]
+    for model in (transformers.RobertaForMaskedLM, hf_ext.ExtRobertaForMaskedLM):
+        logits = model.from_pretrained(tmp_path / "out")(**batch).logits
+        real = batch.attention_mask.bool()
+        torch.testing.assert_close(logits[real], stock(**batch).logits[real], atol=1e-6, rtol=1e-5)
+    for wrong, message in (
+        (["--output", str(tmp_path / "out")], "is not empty"),
+        (["--dictionary", "d", "--output", str(tmp_path / "new")], "belong together"),
+    ):
+        with pytest.raises(SystemExit):
+            main_of("convert_fairseq_roberta")([*(given if "out" in wrong[1] else []), *wrong])
+        assert message in capsys.readouterr().err
