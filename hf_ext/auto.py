@@ -275,6 +275,19 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtBartForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="mbart",
+            official_model_type="mbart",
+            config="ExtMBartConfig",
+            heads={
+                "AutoModel": "ExtMBartModel",
+                "AutoModelForCausalLM": "ExtMBartForCausalLM",
+                "AutoModelForMaskedLM": "ExtMBartForConditionalGeneration",
+                "AutoModelForSeq2SeqLM": "ExtMBartForConditionalGeneration",
+                "AutoModelForSequenceClassification": "ExtMBartForSequenceClassification",
+                "AutoModelForQuestionAnswering": "ExtMBartForQuestionAnswering",
+            },
+        ),
     )
 }
 

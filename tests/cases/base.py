@@ -228,9 +228,10 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
         right = torch.randint(ids.shape[1], (batch,), generator=generator)
         return {"labels": ids.masked_fill(~real, IGNORED), "mc_labels": right}
     if kind == "seq2seq":
-        ids = inputs["decoder_input_ids"]
-        real = inputs.get("decoder_attention_mask", torch.ones_like(ids)).bool()
-        return {"labels": ids.roll(-1, dims=1).masked_fill(~real, IGNORED)}
+        batch, tokens = inputs["decoder_input_ids"].shape
+        real = inputs.get("decoder_attention_mask", torch.ones(batch, tokens)).bool()
+        targets = text_inputs(kind, config, batch=batch, tokens=tokens, seed=seed)["input_ids"]
+        return {"labels": targets.masked_fill(~real, IGNORED)}
     if kind in ("causal", "aligned"):
         return {"labels": ids.masked_fill(~real, IGNORED)}
     # masked, pretraining
