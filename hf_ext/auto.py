@@ -288,6 +288,16 @@ ARCHITECTURES = {
                 "AutoModelForQuestionAnswering": "ExtMBartForQuestionAnswering",
             },
         ),
+        Architecture(
+            name="marian",
+            official_model_type="marian",
+            config="ExtMarianConfig",
+            heads={
+                "AutoModel": "ExtMarianModel",
+                "AutoModelForCausalLM": "ExtMarianForCausalLM",
+                "AutoModelForSeq2SeqLM": "ExtMarianMTModel",
+            },
+        ),
     )
 }
 

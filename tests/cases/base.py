@@ -82,6 +82,7 @@ class Case:
         stock_keeps_cache: whether the stock class returns keys and values; without, it cannot be assisted.
         adapter_targets: modules for adapters, where PEFT has no default for the official type.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
+        decoder_needs_input: whether the decoder has no input by default, so that the bare model runs on no text alone.
         beside_text: head kind, what a tokenizer returned -> further arguments that the head needs for any text.
     """
 
@@ -110,6 +111,7 @@ class Case:
     stock_keeps_cache: bool = True
     adapter_targets: list[str] | None = None
     inputs: Callable[..., dict[str, Tensor]] | None = None
+    decoder_needs_input: bool = False
     beside_text: Callable[[str, dict[str, Tensor]], dict[str, Tensor]] = lambda kind, encoded: {}
 
 
