@@ -312,6 +312,29 @@ ARCHITECTURES = {
             },
             others=("ExtDeiTForImageClassificationWithTeacher",),
         ),
+        Architecture(
+            name="mbart",
+            official_model_type="mbart",
+            config="ExtMBartConfig",
+            heads={
+                "AutoModel": "ExtMBartModel",
+                "AutoModelForCausalLM": "ExtMBartForCausalLM",
+                "AutoModelForMaskedLM": "ExtMBartForConditionalGeneration",
+                "AutoModelForSeq2SeqLM": "ExtMBartForConditionalGeneration",
+                "AutoModelForSequenceClassification": "ExtMBartForSequenceClassification",
+                "AutoModelForQuestionAnswering": "ExtMBartForQuestionAnswering",
+            },
+        ),
+        Architecture(
+            name="marian",
+            official_model_type="marian",
+            config="ExtMarianConfig",
+            heads={
+                "AutoModel": "ExtMarianModel",
+                "AutoModelForCausalLM": "ExtMarianForCausalLM",
+                "AutoModelForSeq2SeqLM": "ExtMarianMTModel",
+            },
+        ),
     )
 }
 

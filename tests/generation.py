@@ -363,7 +363,8 @@ def check_embedded_prompt(subject: Subject) -> None:
     _, batch = prompts(subject, ours.config)
     results = []
     for model in (stock, ours):
-        embeds = model.get_input_embeddings()(batch["input_ids"])
+        # Of ours for both: where words are scaled, the official table of Marian gives them unscaled.
+        embeds = ours.get_input_embeddings()(batch["input_ids"])
         options = {"inputs_embeds": embeds, "attention_mask": batch["attention_mask"]}
         if model is stock and not subject.case.stock_keeps_cache:  # and then it takes no such prompt either
             results.append(generate(model, batch)[:, batch["input_ids"].shape[1] :])

@@ -275,14 +275,15 @@ def scratch() -> Path:
 def randomise(model: nn.Module, seed: int = 0, rename: Callable[[str], str] = str) -> None:
     """Random values in every parameter: zeros and ones would hide a bias or a norm that is wired wrongly."""
     generator = torch.Generator().manual_seed(seed)
-    named = {rename(name): parameter for name, parameter in model.named_parameters()}
+    computed = model._keys_to_ignore_on_save or ()  # in no file
+    named = {rename(name): parameter for name, parameter in model.named_parameters() if name not in computed}
     for name, parameter in sorted(named.items()):  # by name: the order of registration may differ
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         is_norm = re.search(r"norm|\bln_", name.lower()) and name.endswith("weight")
         parameter.copy_(1 + 0.1 * noise if is_norm else 0.15 * noise)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, buffer in sorted(model.state_dict().items()):  # buffers that are in the file
-        if name not in parameters and buffer.is_floating_point():
+        if name not in parameters and name not in computed and buffer.is_floating_point():
             buffer.copy_(0.15 * torch.randn(buffer.shape, generator=generator))
 
 
@@ -833,7 +834,8 @@ def prompts(subject: Subject, config: object, lengths: tuple[int, ...] = (2, 5, 
     """Prompts alone, (1, T) each, and as a left-padded batch; padded on the right where an encoder reads them."""
     pad = config.pad_token_id
     generator = torch.Generator().manual_seed(5)
-    rows = [torch.randint(pad + 1, config.vocab_size, (1, n), generator=generator) for n in lengths]
+    words = (pad + 1, config.vocab_size) if pad < config.vocab_size // 2 else (3, pad)
+    rows = [torch.randint(*words, (1, n), generator=generator) for n in lengths]
     longest = max(lengths)
     sides = [(0, longest - n) if subject.seq2seq else (longest - n, 0) for n in lengths]
     ids = torch.cat([nn.functional.pad(row, side, value=pad) for row, side in zip(rows, sides, strict=True)])
@@ -1439,8 +1441,9 @@ def check_reload(subject: Subject) -> None:
     torch.manual_seed(0)
     built = subject.ours(subject.our_config(**subject.fields))
     with torch.no_grad():
-        for i, parameter in enumerate(built.parameters()):
-            parameter.fill_(0.1 * (i + 1))  # a value that no initialisation gives
+        for i, (name, parameter) in enumerate(built.named_parameters()):
+            if name not in (built._keys_to_ignore_on_save or ()):
+                parameter.fill_(0.1 * (i + 1))  # a value that no initialisation gives
     folder = scratch()
     built.save_pretrained(folder)
     with dirty_memory(), no_warning():

@@ -87,6 +87,7 @@ class Case:
             the names in memory.
         fixed_size: whether images of another size than `image_size` need `interpolate_pos_encoding`.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
+        decoder_needs_input: whether the decoder has no input by default, so that the bare model runs on no text alone.
         beside_text: head kind, what a tokenizer returned -> further arguments that the head needs for any text.
     """
 
@@ -118,6 +119,7 @@ class Case:
     stock_adapter_targets: list[str] | None = None
     fixed_size: bool = True
     inputs: Callable[..., dict[str, Tensor]] | None = None
+    decoder_needs_input: bool = False
     beside_text: Callable[[str, dict[str, Tensor]], dict[str, Tensor]] = lambda kind, encoded: {}
 
 
@@ -236,9 +238,10 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
         right = torch.randint(ids.shape[1], (batch,), generator=generator)
         return {"labels": ids.masked_fill(~real, IGNORED), "mc_labels": right}
     if kind == "seq2seq":
-        ids = inputs["decoder_input_ids"]
-        real = inputs.get("decoder_attention_mask", torch.ones_like(ids)).bool()
-        return {"labels": ids.roll(-1, dims=1).masked_fill(~real, IGNORED)}
+        batch, tokens = inputs["decoder_input_ids"].shape
+        real = inputs.get("decoder_attention_mask", torch.ones(batch, tokens)).bool()
+        targets = text_inputs(kind, config, batch=batch, tokens=tokens, seed=seed)["input_ids"]
+        return {"labels": targets.masked_fill(~real, IGNORED)}
     if kind in ("causal", "aligned"):
         return {"labels": ids.masked_fill(~real, IGNORED)}
     # masked, pretraining

@@ -4,7 +4,7 @@ Official checkpoints: facebook/bart-base, facebook/bart-large-cnn, and every `mo
 """
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
@@ -34,14 +34,12 @@ FSDP_PLAN = {
 
 
 @strict
-class ExtBartConfig(ExtConfig):
-    """Fields and defaults of the official `bart` configuration; the defaults are BART-large.
+class BartFamilyConfig(ExtConfig):
+    """What the configurations of BART, mBART and Marian have in common; the defaults are BART-large.
 
     `hidden_size`, `num_attention_heads` and `num_hidden_layers` are other names for `d_model` and the encoder's sizes.
     """
 
-    model_type = "ext_bart"
-    official_model_type = "bart"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = {
         "num_attention_heads": "encoder_attention_heads",
@@ -67,7 +65,6 @@ class ExtBartConfig(ExtConfig):
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     init_std: float | int = 0.02
-    classifier_dropout: float | int = 0.0
     scale_embedding: bool = False
     use_cache: bool = True
     pad_token_id: int | None = 1
@@ -79,19 +76,7 @@ class ExtBartConfig(ExtConfig):
     is_decoder: bool = False
     tie_word_embeddings: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        if self.id2label is None:  # the head that was trained on sentence pairs has three labels
-            self.num_labels = kwargs.pop("num_labels", 3)
-        super().__post_init__(**kwargs)
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        """As the library's, which leaves two labels out as its own default; here the default is three."""
-        content = super().to_diff_dict()
-        if self.num_labels == 2:
-            content |= {"id2label": self.id2label, "label2id": self.label2id}
-        return content
-
-    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "ExtBartConfig":
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "BartFamilyConfig":
         """As the library's, by which caches are made: a decoder on its own has the decoder's layers and heads."""
         config = super().get_text_config(decoder=decoder, encoder=encoder)
         if decoder and not self.is_encoder_decoder:
@@ -110,5 +95,30 @@ class ExtBartConfig(ExtConfig):
             self.require_probability(f"{half}_layerdrop")
         for field in ("dropout", "attention_dropout", "activation_dropout"):
             self.require_probability(field)
-        if hasattr(self, "classifier_dropout"):
-            self.require_probability("classifier_dropout")
+
+
+@strict
+class ExtBartConfig(BartFamilyConfig):
+    """Fields and defaults of the official `bart` configuration."""
+
+    model_type = "ext_bart"
+    official_model_type = "bart"
+    default_num_labels: ClassVar[int] = 3  # the classifiers were trained on sentence pairs
+
+    classifier_dropout: float | int = 0.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.id2label is None:
+            self.num_labels = kwargs.pop("num_labels", self.default_num_labels)
+        super().__post_init__(**kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """As the library's, which leaves two labels out because they are its own default."""
+        content = super().to_diff_dict()
+        if self.num_labels == 2 != self.default_num_labels:
+            content |= {"id2label": self.id2label, "label2id": self.label2id}
+        return content
+
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        self.require_probability("classifier_dropout")

@@ -214,18 +214,20 @@ class ExtBartHalf:
 class ExtBartEncoder(ExtBartHalf, SequenceEncoder, ExtBartPreTrainedModel):
     """The encoder."""
 
+    block_class = ExtBartEncoderLayer
     _can_record_outputs = {"hidden_states": ExtBartEncoderLayer, "attentions": ExtBartAttention}
 
     def __init__(self, config: ExtBartConfig) -> None:
         super().__init__(config)
         self.layer_drop = config.encoder_layerdrop
-        self.layers = nn.ModuleList(ExtBartEncoderLayer(config, i) for i in range(config.encoder_layers))
+        self.layers = nn.ModuleList(self.block_class(config, i) for i in range(config.encoder_layers))
         self.post_init()
 
 
 class ExtBartDecoder(ExtBartHalf, SequenceDecoder, ExtBartPreTrainedModel):
     """The decoder."""
 
+    block_class = ExtBartDecoderLayer
     _can_record_outputs = {
         "hidden_states": ExtBartDecoderLayer,
         "attentions": ExtBartAttention,
@@ -235,7 +237,7 @@ class ExtBartDecoder(ExtBartHalf, SequenceDecoder, ExtBartPreTrainedModel):
     def __init__(self, config: ExtBartConfig) -> None:
         super().__init__(config)
         self.layer_drop = config.decoder_layerdrop
-        self.layers = nn.ModuleList(ExtBartDecoderLayer(config, i) for i in range(config.decoder_layers))
+        self.layers = nn.ModuleList(self.block_class(config, i) for i in range(config.decoder_layers))
         self.post_init()
 
 
@@ -243,6 +245,8 @@ class ExtBartModel(EncoderDecoderModel, ExtBartPreTrainedModel):
     """The bare encoder-decoder. Without an input of its own the decoder reads the encoder's, shifted right: the
     denoising task of the paper, and how the whole model reads a text that is to be classified."""
 
+    encoder_class = ExtBartEncoder
+    decoder_class = ExtBartDecoder
     _tied_weights_keys = {
         "decoder.embed_tokens.weight": "shared.weight",
         "encoder.embed_tokens.weight": "shared.weight",
@@ -251,8 +255,8 @@ class ExtBartModel(EncoderDecoderModel, ExtBartPreTrainedModel):
     def __init__(self, config: ExtBartConfig) -> None:
         super().__init__(config)
         self.shared = word_embeddings(config)
-        self.encoder = ExtBartEncoder(config)
-        self.decoder = ExtBartDecoder(config)
+        self.encoder = self.encoder_class(config)
+        self.decoder = self.decoder_class(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -273,13 +277,14 @@ class ExtBartModel(EncoderDecoderModel, ExtBartPreTrainedModel):
 class ExtBartForConditionalGeneration(FinalLogitsBias, Seq2SeqLMModel, ExtBartPreTrainedModel, GenerationMixin):
     """Generation of one text from another: summaries, translations, text with its gaps filled."""
 
+    model_class = ExtBartModel
     _tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def __init__(self, config: ExtBartConfig) -> None:
         super().__init__(config)
-        self.model = ExtBartModel(config)
+        self.model = self.model_class(config)
         self.final_logits_bias = nn.Buffer(torch.zeros(1, config.vocab_size))
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
@@ -302,10 +307,12 @@ class ExtBartClassificationHead(nn.Module):
 class ExtBartForSequenceClassification(EndTokenClassificationModel, ExtBartPreTrainedModel):
     """Single label, several labels, or regression, on the decoder's last end token."""
 
+    model_class = ExtBartModel
+
     def __init__(self, config: ExtBartConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = ExtBartModel(config)
+        self.model = self.model_class(config)
         self.classification_head = ExtBartClassificationHead(config)
         self.post_init()
 
@@ -316,11 +323,13 @@ class ExtBartForSequenceClassification(EndTokenClassificationModel, ExtBartPreTr
 class ExtBartForQuestionAnswering(Seq2SeqQuestionAnsweringModel, ExtBartPreTrainedModel):
     """Start and end of an answer."""
 
+    model_class = ExtBartModel
+
     def __init__(self, config: ExtBartConfig) -> None:
         config.num_labels = 2
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = ExtBartModel(config)
+        self.model = self.model_class(config)
         self.qa_outputs = TaskLinear(config.d_model, config.num_labels)
         self.post_init()
 
@@ -328,9 +337,11 @@ class ExtBartForQuestionAnswering(Seq2SeqQuestionAnsweringModel, ExtBartPreTrain
 class ExtBartDecoderWrapper(ExtBartPreTrainedModel):
     """Gives the decoder on its own the name that it has in the files of the whole model."""
 
+    decoder_class = ExtBartDecoder
+
     def __init__(self, config: ExtBartConfig) -> None:
         super().__init__(config)
-        self.decoder = ExtBartDecoder(config)
+        self.decoder = self.decoder_class(config)
         self.post_init()
 
     def forward(self, *args: object, **kwargs: object) -> object:
@@ -345,6 +356,7 @@ class ExtBartDecoderWrapper(ExtBartPreTrainedModel):
 class ExtBartForCausalLM(SequenceDecoderLMModel, ExtBartPreTrainedModel, GenerationMixin):
     """The decoder on its own, with a vocabulary head."""
 
+    model_class = ExtBartDecoderWrapper
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
@@ -353,7 +365,7 @@ class ExtBartForCausalLM(SequenceDecoderLMModel, ExtBartPreTrainedModel, Generat
         config = copy.deepcopy(config)  # the caller's may be shared with a model that has both halves
         config.is_decoder, config.is_encoder_decoder = True, False
         super().__init__(config)
-        self.model = ExtBartDecoderWrapper(config)
+        self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 

@@ -1,0 +1,1 @@
+"""Marian (Junczys-Dowmunt et al., 2018)."""

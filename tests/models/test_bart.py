@@ -1,0 +1,188 @@
+"""What BART, mBART and Marian promise beyond the contract, and what they refuse."""
+
+import pytest
+import torch
+from harness import assert_close, build, pair, subjects
+from transformers import BartConfig, BartModel, MBartConfig, MBartForConditionalGeneration
+
+from hf_ext import (
+    ExtBartConfig,
+    ExtBartForCausalLM,
+    ExtBartForConditionalGeneration,
+    ExtBartForSequenceClassification,
+    ExtBartModel,
+    ExtMarianConfig,
+    ExtMarianMTModel,
+    ExtMBartConfig,
+    ExtMBartForConditionalGeneration,
+)
+
+SIZES = {
+    "vocab_size": 40, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 12,
+}  # fmt: skip
+IDS = torch.tensor([[0, 5, 6, 7, 2], [0, 8, 2, 1, 1]])
+MASK = (IDS != 1).long()
+SEQ2SEQ = subjects("base", configs="one", where=lambda s: s.seq2seq)
+
+
+@pytest.fixture
+def model() -> ExtBartForConditionalGeneration:
+    return ExtBartForConditionalGeneration(ExtBartConfig(**SIZES)).eval()
+
+
+def test_blocks_are_left_out_in_training_as_in_the_stock_class() -> None:
+    """Layer drop draws a number for each block, between the dropout of its neighbours."""
+    fields = {**SIZES, "encoder_layers": 4, "decoder_layers": 4, "encoder_layerdrop": 0.4, "decoder_layerdrop": 0.5}
+    stock = BartModel(BartConfig(**fields)).train()
+    ours = ExtBartModel(ExtBartConfig(**fields)).train()
+    ours.load_state_dict(stock.state_dict())
+    ours.config.skip_padding = False
+    for seed in range(4):
+        outputs = []
+        for candidate in (ours, stock):
+            torch.manual_seed(seed)
+            outputs.append(candidate(IDS, MASK).last_hidden_state)
+        assert_close(*outputs, f"seed {seed}")
+    stock.eval(), ours.eval()
+    assert_close(ours(IDS, MASK).last_hidden_state, stock(IDS, MASK).last_hidden_state, "all blocks")
+
+
+@pytest.mark.parametrize("subject", SEQ2SEQ, ids=str)
+def test_cross_attention_reads_real_tokens_only(subject) -> None:
+    """Outside generation keys and values are made of the encoder's real tokens, and of none else."""
+    model = build(subject.ours, subject)
+    inputs = subject.inputs(model.config, "right")
+    seen = []
+    cross = model.decoder.blocks()[0].encoder_attn
+    cross.k_proj.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:2].numel()))
+    with torch.no_grad():
+        model(**inputs, use_cache=False)
+        model(**inputs, use_cache=False, skip_padding=False)
+        model(**inputs, use_cache=True)
+    real, places = int(inputs["attention_mask"].sum()), inputs["attention_mask"].numel()
+    assert seen == [real, places, places]
+
+
+def test_two_labels_stay_two(tmp_path) -> None:
+    """The library leaves two labels out of the file as its own default; BART's default is three."""
+    ExtBartForSequenceClassification(ExtBartConfig(**SIZES, num_labels=2)).save_pretrained(tmp_path)
+    assert ExtBartForSequenceClassification.from_pretrained(tmp_path).config.num_labels == 2
+    assert ExtBartConfig().num_labels == BartConfig().num_labels == 3
+    assert ExtMBartConfig().num_labels == MBartConfig().num_labels == 2
+
+
+def test_decoder_alone_leaves_the_configuration_as_it_was() -> None:
+    config = ExtBartConfig(**SIZES)
+    decoder = ExtBartForCausalLM(config)
+    assert decoder.config.is_decoder and not decoder.config.is_encoder_decoder
+    assert config.is_encoder_decoder and not config.is_decoder
+    assert ExtBartModel(config)(IDS).last_hidden_state.shape == (2, 5, 16)
+
+
+def test_decoder_deeper_than_the_encoder_generates_alone() -> None:
+    """Caches are made by the configuration, whose number of layers is the encoder's."""
+    config = ExtBartConfig(**{**SIZES, "decoder_layers": 3, "decoder_attention_heads": 4})
+    model = ExtBartForCausalLM(config).eval()
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
+    expected = model.generate(IDS[:1, :3], use_cache=False, **options)
+    for cache in ("dynamic", "static"):
+        assert torch.equal(model.generate(IDS[:1, :3], cache_implementation=cache, **options), expected)
+
+
+def test_language_goes_in_front() -> None:
+    """mBART's labels end with the token of the language, from which the decoder starts."""
+    fields = {**SIZES, "pad_token_id": 1}
+    ours = ExtMBartForConditionalGeneration(ExtMBartConfig(**fields))
+    stock = MBartForConditionalGeneration(MBartConfig(**fields))
+    labels = torch.tensor([[5, 6, 2, 30], [7, 2, 31, -100]])
+    expected = torch.tensor([[30, 5, 6, 2], [31, 7, 2, 31]])
+    assert torch.equal(ours.prepare_decoder_input_ids_from_labels(labels), expected)
+    assert torch.equal(stock.prepare_decoder_input_ids_from_labels(labels), expected)
+
+
+def test_two_vocabularies_are_resized_apart() -> None:
+    fields = {**SIZES, "pad_token_id": 1, "decoder_start_token_id": 1, "decoder_vocab_size": 50}
+    model = ExtMarianMTModel(ExtMarianConfig(**fields, share_encoder_decoder_embeddings=False)).eval()
+    before = model(IDS, decoder_input_ids=IDS).logits
+    model.resize_token_embeddings(44)
+    assert (model.config.vocab_size, model.config.decoder_vocab_size) == (44, 50)
+    assert_close(model(IDS, decoder_input_ids=IDS).logits, before, "more words to read")
+    model.resize_decoder_token_embeddings(53)
+    assert model.config.decoder_vocab_size == model.lm_head.out_features == 53
+    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
+    assert_close(model(IDS, decoder_input_ids=IDS).logits[..., :50], before, "more words to write")
+    shared = ExtMarianMTModel(ExtMarianConfig(**{**fields, "decoder_vocab_size": None}))
+    with pytest.raises(ValueError, match="resize_token_embeddings"):
+        shared.resize_decoder_token_embeddings(44)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_labels_longer_than_the_positions(model) -> None:
+    with pytest.raises(ValueError, match=r"13 tokens.*12.*max_position_embeddings=12"):
+        model(IDS, labels=torch.full((2, 13), 5))
+
+
+def test_no_start_token(model) -> None:
+    model.config.decoder_start_token_id = None
+    with pytest.raises(ValueError, match="decoder_start_token_id"):
+        model(IDS, labels=IDS)
+    model.config.decoder_start_token_id, model.config.pad_token_id = 2, None
+    with pytest.raises(ValueError, match="pad_token_id"):
+        model(IDS, labels=IDS)
+
+
+def test_labels_beside_a_decoder_input(model) -> None:
+    """The decoder's input is used as it is; labels of another length are an error."""
+    given = torch.tensor([[2, 9, 9], [2, 8, 8]])
+    loss = model(IDS, decoder_input_ids=given, labels=IDS[:, :3]).loss
+    logits = model(IDS, decoder_input_ids=given).logits
+    assert_close(loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), IDS[:, :3].flatten()), "loss")
+    with pytest.raises(ValueError, match=r"labels must have shape \(2, 3\)"):
+        model(IDS, decoder_input_ids=given, labels=IDS)
+    with pytest.raises(ValueError, match="both decoder_input_ids and decoder_inputs_embeds"):
+        model(IDS, decoder_input_ids=given, decoder_inputs_embeds=torch.zeros(2, 3, 16))
+
+
+def test_nothing_to_read(model) -> None:
+    with pytest.raises(ValueError, match="no token in it"):
+        model(torch.zeros(2, 0, dtype=torch.long), decoder_input_ids=IDS)
+    with pytest.raises(ValueError, match="input_ids and inputs_embeds"):
+        model(decoder_input_ids=IDS)
+    with pytest.raises(ValueError, match="decoder has no input"):
+        model(inputs_embeds=torch.zeros(2, 5, 16))
+    with pytest.raises(ValueError, match="encoder's output has 5 tokens"):
+        model(encoder_outputs=(torch.zeros(2, 5, 16),), attention_mask=torch.ones(2, 4), decoder_input_ids=IDS)
+
+
+def test_rows_without_an_end() -> None:
+    classifier = ExtBartForSequenceClassification(ExtBartConfig(**SIZES)).eval()
+    with pytest.raises(ValueError, match="eos_token_id=2"):
+        classifier(IDS.masked_fill(IDS == 2, 9))
+    with pytest.raises(ValueError, match="needs input_ids"):
+        classifier(inputs_embeds=torch.zeros(2, 5, 16))
+    ids = torch.tensor([[0, 5, 2, 7, 2], [0, 8, 2, 1, 1]])  # two ends and one
+    alone = classifier(ids[:1]).logits
+    assert_close(classifier(ids, MASK).logits[:1], alone, "the last end of each row")
+
+
+def test_words_to_write_are_looked_up_among_their_own() -> None:
+    fields = {**SIZES, "pad_token_id": 1, "decoder_start_token_id": 1, "decoder_vocab_size": 30}
+    model = ExtMarianMTModel(ExtMarianConfig(**fields, share_encoder_decoder_embeddings=False)).eval()
+    with pytest.raises(ValueError, match="decoder_vocab_size=30"):
+        model(IDS, decoder_input_ids=IDS + 29)
+
+
+def test_a_row_without_tokens_disturbs_no_other() -> None:
+    """It has nothing to attend to."""
+    subject = SEQ2SEQ[0]
+    stock, ours = pair(subject)
+    inputs = subject.inputs(ours.config, "right")
+    inputs["attention_mask"][1] = 0
+    others = torch.tensor([0, 2, 3])
+    with torch.no_grad():
+        expected, found = stock(**inputs)[0], ours(**inputs, use_cache=False)[0]
+    assert found.isfinite().all()
+    assert_close(found[others], expected[others], "the other rows")
