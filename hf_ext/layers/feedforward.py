@@ -4,6 +4,15 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 
+def activation(name: str) -> nn.Module:
+    """An activation by its name in the library's table.
+
+    "gelu_new", the tanh approximation of GELU, is torch's kernel here, as for "gelu_pytorch_tanh", and not spelled out:
+    the same to 3e-7, in a quarter of the time, and with one tensor instead of six kept for the backward pass.
+    """
+    return ACT2FN["gelu_pytorch_tanh" if name == "gelu_new" else name]
+
+
 class GatedFeedForward(nn.Module):
     """down(act(gate(x)) * up(x)); with SiLU this is SwiGLU (Shazeer, 2020, https://arxiv.org/abs/2002.05202).
 

@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, C model width, F feed-forward width, V vocabulary.
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import ModelOutput
 
@@ -28,6 +27,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore
 from hf_ext.layers.embeddings import look_up, look_up_positions
+from hf_ext.layers.feedforward import activation
 from hf_ext.modeling import EncoderModel, ExtPreTrainedModel
 from hf_ext.models.bert.configuration_bert import ExtBertConfig
 
@@ -150,7 +150,7 @@ class ExtBertIntermediate(nn.Module):
     def __init__(self, config: ExtBertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.intermediate_act_fn = ACT2FN[config.hidden_act]
+        self.intermediate_act_fn = activation(config.hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.intermediate_act_fn(self.dense(x))
@@ -278,7 +278,7 @@ class ExtBertPredictionHeadTransform(nn.Module):
     def __init__(self, config: ExtBertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.transform_act_fn = ACT2FN[config.hidden_act]
+        self.transform_act_fn = activation(config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

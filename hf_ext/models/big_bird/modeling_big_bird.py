@@ -11,7 +11,6 @@ Shapes: B batch, T tokens, C model width, V vocabulary.
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, ModelOutput
 from transformers.utils.import_utils import is_tracing
 
@@ -27,6 +26,7 @@ from hf_ext.heads import (
     classifier_dropout,
 )
 from hf_ext.layers.embeddings import look_up
+from hf_ext.layers.feedforward import activation
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.patterns.block_sparse import BlockSparse, BlockSparseAttentionCore, DenseBlockSparse, Pattern
 from hf_ext.modeling import positional
@@ -250,7 +250,7 @@ class ExtBigBirdClassificationHead(nn.Module):
         super().__init__()
         self.dense = TaskLinear(config.hidden_size, config.hidden_size)
         self.dropout = classifier_dropout(config, config.hidden_dropout_prob)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = activation(config.hidden_act)
         self.out_proj = TaskLinear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
