@@ -1,0 +1,40 @@
+"""Attention with dropout, with a known pattern of dropped weights, against its formula.
+
+Shapes: B batch, H heads, Q queries, K keys, D head width.
+"""
+
+import pytest
+import torch
+
+from hf_ext.layers.dropped_attention import draw_kept, dropped_attention
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_formula(masked):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 4, generator=generator, dtype=torch.float64).requires_grad_() for n in (5, 7, 7))
+    mask = torch.zeros(5, 7, dtype=torch.float64).masked_fill(torch.ones(5, 7).triu(3) > 0, -1e300) if masked else None
+    torch.manual_seed(1)
+    ours = dropped_attention(q, k, v, mask, dropout=0.3, scaling=0.4)
+    torch.manual_seed(1)
+    kept, factor = draw_kept(torch.Size((2, 3, 5, 7)), 0.3, torch.device("cpu"))
+    scores = q @ k.transpose(2, 3) * 0.4
+    reference = ((scores if mask is None else scores + mask).softmax(-1) * kept * factor) @ v
+    torch.testing.assert_close(ours, reference)
+    direction = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+    for mine, theirs in zip(
+        torch.autograd.grad((ours * direction).sum(), (q, k, v)),
+        torch.autograd.grad((reference * direction).sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9])
+def test_share_that_is_kept(probability):
+    torch.manual_seed(0)
+    kept, factor = draw_kept(torch.Size((100, 4001)), probability, torch.device("cpu"))
+    assert abs(kept.double().mean().item() - 1 + probability) < 4e-3
+    assert abs(factor * (1 - probability) - 1) < 1e-3
+    columns = kept.double().mean(0).view(-1)[:4000].view(-1, 4).mean(0)  # the four parts of a random number alike
+    assert (columns - 1 + probability).abs().max() < 5e-3
