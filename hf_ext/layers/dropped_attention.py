@@ -16,19 +16,19 @@ from torch.autograd.function import once_differentiable
 LEVELS = 1 << 16
 
 
-def draw_kept(shape: torch.Size, probability: float, device: torch.device) -> tuple[Tensor, float]:
-    """Which weights are kept, bool, and what makes up for the others. Four are drawn from one random number of 64 bits,
-    so that the probability is rounded to a multiple of 1 / 65536."""
+def draw_dropped(shape: torch.Size, probability: float, device: torch.device) -> tuple[Tensor, float]:
+    """Which weights are dropped, bool, and the factor that makes up for them. Four are drawn from one random number of
+    64 bits, so that the probability is rounded to a multiple of 1 / 65536."""
     level = round(probability * LEVELS)
     drawn = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64, device=device).random_(-(1 << 63), None)
-    kept = drawn.view(torch.int16)[: shape.numel()].view(shape) >= level - LEVELS // 2
-    return kept, LEVELS / (LEVELS - level)
+    dropped = drawn.view(torch.int16)[: shape.numel()].view(shape) < level - LEVELS // 2
+    return dropped, LEVELS / (LEVELS - level)
 
 
-def scores_of(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """(B, H, Q, K), in fp32 at least"""
+def scores_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, H, Q, K), in fp32 at least; all factors are applied to the smaller tensors around it"""
     scores = query @ key.transpose(2, 3)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).mul_(scaling)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return scores if mask is None else scores.add_(mask)
 
 
@@ -45,27 +45,30 @@ class DroppedAttention(torch.autograd.Function):
         dropout: float,
         scaling: float,
     ) -> Tensor:
-        weights = scores_of(query, key, mask, scaling)
-        level = weights.logsumexp(-1, keepdim=True)
-        weights.sub_(level).exp_()
-        kept, ctx.factor = draw_kept(weights.shape, dropout, weights.device)
-        out = weights.mul_(kept).mul_(ctx.factor).to(value.dtype) @ value
-        ctx.scaling = scaling
-        ctx.save_for_backward(query, key, value, mask, level, kept, out)
+        weights = scores_of(query * scaling, key, mask)
+        level = weights.amax(-1, keepdim=True)
+        total = weights.sub_(level).exp_().sum(-1, keepdim=True)
+        level += total.log()
+        dropped, factor = draw_dropped(weights.shape, dropout, weights.device)
+        out = weights.masked_fill_(dropped, 0.0).to(value.dtype) @ value
+        out = out.mul_((factor / total).to(out.dtype))
+        ctx.factor, ctx.scaling = factor, scaling
+        ctx.save_for_backward(query, key, value, mask, level, dropped, out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, level, kept, out = ctx.saved_tensors
-        weights = scores_of(query, key, mask, ctx.scaling).sub_(level).exp_()
-        dropped = (weights * kept).mul_(ctx.factor).to(value.dtype)
-        grad_value = dropped.transpose(2, 3) @ grad
-        del dropped
-        slopes = (grad @ value.transpose(2, 3)).to(weights.dtype).mul_(kept).mul_(ctx.factor)
-        slopes.sub_((grad * out).sum(-1, keepdim=True)).mul_(weights).mul_(ctx.scaling)
-        slopes = slopes.to(query.dtype)
-        return slopes @ key, slopes.transpose(2, 3) @ query, grad_value, None, None, None
+        query, key, value, mask, level, dropped, out = ctx.saved_tensors
+        query = query * ctx.scaling
+        weights = scores_of(query, key, mask).sub_(level).exp_()
+        shares = (grad * out).sum(-1, keepdim=True)
+        grad = grad * ctx.factor
+        # Not in place: the weights before dropout are needed below.
+        grad_value = weights.masked_fill(dropped, 0.0).to(value.dtype).transpose(2, 3) @ grad
+        slopes = (grad @ value.transpose(2, 3)).to(weights.dtype).masked_fill_(dropped, 0.0)
+        slopes = slopes.sub_(shares).mul_(weights).to(query.dtype)
+        return (slopes @ key).mul_(ctx.scaling), slopes.transpose(2, 3) @ query, grad_value, None, None, None
 
 
 def dropped_attention(

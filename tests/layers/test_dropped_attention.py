@@ -6,7 +6,7 @@ Shapes: B batch, H heads, Q queries, K keys, D head width.
 import pytest
 import torch
 
-from hf_ext.layers.dropped_attention import draw_kept, dropped_attention
+from hf_ext.layers.dropped_attention import draw_dropped, dropped_attention
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -17,9 +17,9 @@ def test_formula(masked):
     torch.manual_seed(1)
     ours = dropped_attention(q, k, v, mask, dropout=0.3, scaling=0.4)
     torch.manual_seed(1)
-    kept, factor = draw_kept(torch.Size((2, 3, 5, 7)), 0.3, torch.device("cpu"))
+    dropped, factor = draw_dropped(torch.Size((2, 3, 5, 7)), 0.3, torch.device("cpu"))
     scores = q @ k.transpose(2, 3) * 0.4
-    reference = ((scores if mask is None else scores + mask).softmax(-1) * kept * factor) @ v
+    reference = ((scores if mask is None else scores + mask).softmax(-1) * ~dropped * factor) @ v
     torch.testing.assert_close(ours, reference)
     direction = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
     for mine, theirs in zip(
@@ -33,7 +33,8 @@ def test_formula(masked):
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9])
 def test_share_that_is_kept(probability):
     torch.manual_seed(0)
-    kept, factor = draw_kept(torch.Size((100, 4001)), probability, torch.device("cpu"))
+    dropped, factor = draw_dropped(torch.Size((100, 4001)), probability, torch.device("cpu"))
+    kept = ~dropped
     assert abs(kept.double().mean().item() - 1 + probability) < 4e-3
     assert abs(factor * (1 - probability) - 1) < 1e-3
     columns = kept.double().mean(0).view(-1)[:4000].view(-1, 4).mean(0)  # the four parts of a random number alike
