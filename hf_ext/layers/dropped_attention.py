@@ -18,8 +18,8 @@ LEVELS = 1 << 16
 
 def draw_dropped(shape: torch.Size, probability: float, device: torch.device) -> tuple[Tensor, float]:
     """Which weights are dropped, bool, and the factor that makes up for them. Four are drawn from one random number of
-    64 bits, so that the probability is rounded to a multiple of 1 / 65536."""
-    level = round(probability * LEVELS)
+    64 bits, so that the probability is rounded to a multiple of 1 / 65536, below 1."""
+    level = min(round(probability * LEVELS), LEVELS - 1)
     drawn = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64, device=device).random_(-(1 << 63), None)
     dropped = drawn.view(torch.int16)[: shape.numel()].view(shape) < level - LEVELS // 2
     return dropped, LEVELS / (LEVELS - level)

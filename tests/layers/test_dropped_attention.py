@@ -39,3 +39,25 @@ def test_share_that_is_kept(probability):
     assert abs(factor * (1 - probability) - 1) < 1e-3
     columns = kept.double().mean(0).view(-1)[:4000].view(-1, 4).mean(0)  # the four parts of a random number alike
     assert (columns - 1 + probability).abs().max() < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    """A row that sees nothing is finite; the same numbers are dropped as in fp32."""
+    q, k, v = (torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
+    mask = torch.zeros(2, 1, 1, 9, dtype=dtype)
+    mask[0] = torch.finfo(dtype).min
+    results = []
+    for kind in (dtype, torch.float32):
+        inputs = [x.to(kind).requires_grad_() for x in (q, k, v)]
+        torch.manual_seed(0)
+        out = dropped_attention(*inputs, mask.to(kind), dropout=0.25, scaling=0.3)
+        results.append([out, *torch.autograd.grad(out[1].sum(), inputs)])
+    for half, full in zip(*results, strict=True):
+        assert half.dtype == dtype and half.isfinite().all()
+        torch.testing.assert_close(half.float(), full, rtol=0.05, atol=0.05)
+
+
+def test_almost_all_dropped():
+    dropped, factor = draw_dropped(torch.Size((4, 5)), 1 - 1e-9, torch.device("cpu"))
+    assert factor == 1 << 16 and dropped.shape == (4, 5)
