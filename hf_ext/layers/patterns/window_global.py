@@ -29,8 +29,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.import_utils import is_tracing
 
 from hf_ext.layers.attention import AttentionCore
+from hf_ext.layers.dropped_attention import dropped_attention
 from hf_ext.layers.packing import Bucket, Packing
 from hf_ext.layers.patterns.sliding_window import LEAST_BLOCK, QUERIES_PER_WINDOW, overlapping
 
@@ -301,6 +303,8 @@ def repeat(x: Tensor, rows: int) -> Tensor:
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, scaling: float) -> Tensor:
     """torch's kernel. query (n, H, Q, D), key and value (n, H, K, D) -> (n, H, Q, D)"""
+    if dropout > 0.0 and query.device.type == "cpu" and not is_tracing(query):
+        return dropped_attention(query, key, value, mask, dropout=dropout, scaling=scaling)
     mask = None if mask is None else mask.to(query.dtype)
     return nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
