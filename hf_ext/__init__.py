@@ -16,10 +16,11 @@ _LAZY = {
     "export_official": "hf_ext.hub.official",
 }
 for _architecture in ARCHITECTURES.values():
-    _LAZY[_architecture.config] = f"hf_ext.models.{_architecture.name}.configuration_{_architecture.name}"
+    _FOLDER = _architecture.folder
+    _LAZY[_architecture.config] = f"hf_ext.models.{_FOLDER}.configuration_{_FOLDER}"
     _PREFIX = _architecture.config.removesuffix("Config")
     for _name in [*_architecture.class_names(), f"{_PREFIX}PreTrainedModel"]:
-        _LAZY[_name] = f"hf_ext.models.{_architecture.name}.modeling_{_architecture.name}"
+        _LAZY[_name] = f"hf_ext.models.{_FOLDER}.modeling_{_FOLDER}"
 
 __all__ = ["Architecture", "__version__", "architecture_of", "architectures", "takeover", *sorted(_LAZY)]
 

@@ -20,11 +20,12 @@ class Architecture:
     """One architecture and its classes, by name: nothing is imported until it is asked for.
 
     Args:
-        name: folder under `hf_ext/models`.
+        name: the official model type in snake case, and the folder under `hf_ext/models`.
         official_model_type: as the Hub spells it.
         config: name of the configuration class.
         heads: Auto class -> our class.
         others: public model classes that no Auto class leads to.
+        part_of: folder of the architecture whose part this is, where it has none of its own.
     """
 
     name: str
@@ -32,6 +33,12 @@ class Architecture:
     config: str
     heads: dict[str, str]
     others: tuple[str, ...] = ()
+    part_of: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Folder under `hf_ext/models`."""
+        return self.part_of or self.name
 
     @property
     def model_type(self) -> str:
@@ -59,7 +66,7 @@ class Architecture:
             module = "modeling"
         else:
             raise ValueError(f"{self.name} has no class {class_name!r}; it has {', '.join(self.class_names())}.")
-        return getattr(importlib.import_module(f"hf_ext.models.{self.name}.{module}_{self.name}"), class_name)
+        return getattr(importlib.import_module(f"hf_ext.models.{self.folder}.{module}_{self.folder}"), class_name)
 
 
 ARCHITECTURES = {
@@ -334,6 +341,32 @@ ARCHITECTURES = {
                 "AutoModelForCausalLM": "ExtMarianForCausalLM",
                 "AutoModelForSeq2SeqLM": "ExtMarianMTModel",
             },
+        ),
+        Architecture(
+            name="clip",
+            official_model_type="clip",
+            config="ExtCLIPConfig",
+            heads={
+                "AutoModel": "ExtCLIPModel",
+                "AutoModelForZeroShotImageClassification": "ExtCLIPModel",
+                "AutoModelForImageClassification": "ExtCLIPForImageClassification",
+            },
+        ),
+        Architecture(
+            name="clip_text_model",
+            official_model_type="clip_text_model",
+            config="ExtCLIPTextConfig",
+            heads={"AutoModel": "ExtCLIPTextModel", "AutoModelForTextEncoding": "ExtCLIPTextModel"},
+            others=("ExtCLIPTextModelWithProjection",),
+            part_of="clip",
+        ),
+        Architecture(
+            name="clip_vision_model",
+            official_model_type="clip_vision_model",
+            config="ExtCLIPVisionConfig",
+            heads={"AutoModel": "ExtCLIPVisionModel"},
+            others=("ExtCLIPVisionModelWithProjection",),
+            part_of="clip",
         ),
     )
 }

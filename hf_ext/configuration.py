@@ -70,6 +70,8 @@ class ExtConfig(PreTrainedConfig):
                 f"{os.fspath(pretrained_model_name_or_path)} has no config.json; give a folder that save_pretrained "
                 "wrote, or a Hub id."
             )
+        if isinstance(config_dict.get(cls.base_config_key), dict):  # the file of a pair, of which this is one part
+            config_dict = config_dict[cls.base_config_key]
         cls.check_model_type(config_dict.get("model_type"), pretrained_model_name_or_path)
         if cls.model_type and "model_type" in config_dict:
             config_dict["model_type"] = cls.model_type

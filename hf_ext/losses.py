@@ -1,4 +1,4 @@
-"""Losses: over a vocabulary without ever holding all logits at once, and of distillation.
+"""Losses: over a vocabulary without ever holding all logits at once, of distillation, contrastive over processes.
 
 The logits of a language-modelling head are the largest tensor of a training step (tokens x vocabulary, several copies
 in forward and backward). Here rows without a label are dropped before the multiplication with the vocabulary, and the
@@ -10,6 +10,7 @@ Shapes: N rows, C model width, V vocabulary.
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, linear_cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
@@ -235,3 +236,56 @@ def distillation_loss(
         student, teacher = ((x / temperature).log_softmax(-1) for x in (student, teacher))
         taught = kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
     return (1 - weight) * supervised + weight * taught
+
+
+class GatherRows(torch.autograd.Function):
+    """The rows of all processes, (B, E) -> (processes * B, E), in the order of the processes; gradients go back to the
+    process that each row came from, summed over the processes that used it."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor) -> Tensor:
+        ctx.rows = rows.shape[0]
+        gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, rows.contiguous())
+        return torch.cat(gathered)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        start = dist.get_rank() * ctx.rows
+        return gradient[start : start + ctx.rows]
+
+
+def contrastive_loss(
+    text_embeds: Tensor, image_embeds: Tensor, scale: Tensor, *, across_processes: bool = False
+) -> Tensor:
+    """CLIP's loss: each text is to find its image among all images, and each image its text (Radford et al., 2021,
+    https://arxiv.org/abs/2103.00020, figure 3).
+
+    Args:
+        text_embeds: (B, E), normalised; image_embeds: the same, row i of both belonging together.
+        scale: scalar, the inverse temperature.
+        across_processes: compare with the rows of all processes. With gradients averaged over the processes, as
+            distributed data parallel does, a step is that of one process with the whole batch. Without a process group
+            nothing changes. All processes need equally many rows: drop the last incomplete batch.
+
+    Returns:
+        Scalar, the mean over the B rows of this process.
+
+    Raises:
+        ValueError: not as many texts as images.
+    """
+    if text_embeds.shape != image_embeds.shape:
+        raise ValueError(
+            f"the contrastive loss needs as many texts as images, text i belonging to image i; got "
+            f"{text_embeds.shape[0]} texts and {image_embeds.shape[0]} images."
+        )
+    texts, images, first = text_embeds, image_embeds, 0
+    if across_processes and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        texts, images = GatherRows.apply(text_embeds), GatherRows.apply(image_embeds)
+        first = dist.get_rank() * text_embeds.shape[0]
+    target = torch.arange(text_embeds.shape[0], device=text_embeds.device) + first
+    by_text = cross_entropy(text_embeds @ images.t() * scale, target)
+    by_image = cross_entropy(image_embeds @ texts.t() * scale, target)
+    return (by_text + by_image) / 2

@@ -131,7 +131,7 @@ class ExtPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
         else:
             init.normal_(module.weight, mean=0.0, std=init_std)
-            if module.bias is not None:
+            if getattr(module, "bias", None) is not None:  # embeddings have none
                 init.zeros_(module.bias)
         if hasattr(module, "reset_buffers"):
             module.reset_buffers()

@@ -6,7 +6,7 @@ An architecture is tested because it is registered; `tests/cases/` describes its
 import harness
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, POOLED
 from harness import BASES, IMPLEMENTATIONS, Subject, broad, one_per_architecture, subjects
 
 import hf_ext
@@ -15,7 +15,7 @@ ARCHITECTURES = list(hf_ext.architectures())
 
 
 def is_text(subject: Subject) -> bool:
-    return not subject.is_image
+    return not subject.is_image and subject.kind not in POOLED
 
 
 def is_encoder(subject: Subject) -> bool:
@@ -359,7 +359,7 @@ def test_pipeline(subject):
     harness.check_pipeline(subject)
 
 
-@over(subjects(*harness.IMAGE_PIPELINES, configs="one"))
+@over(subjects(*harness.IMAGE_PIPELINES, configs="one", where=harness.image_processor))
 def test_image_pipeline(subject):
     harness.check_image_pipeline(subject)
 
@@ -371,7 +371,7 @@ def test_every_parameter_is_trained(subject):
 
 @attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
-@over(subjects(configs="first"))
+@over(subjects(configs="first", where=lambda s: s.kind not in POOLED))
 def test_finite(subject, dtype, attn):
     harness.check_finite(subject, dtype, attn)
 

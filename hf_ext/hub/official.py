@@ -19,13 +19,21 @@ def official_config(config: ExtConfig) -> dict:
     """
     config.refuse_inexpressible()
     content = json.loads(config.to_json_string(use_diff=True))
+    make_official(content, config)
+    return content
+
+
+def make_official(content: dict, config: ExtConfig) -> None:
+    """Replace what is ours in the content of a `config.json`, and in the configurations inside it."""
     for field in config.runtime_fields:
         content.pop(field, None)
     content.pop("auto_map", None)
     content["model_type"] = config.official_model_type
-    if config.architectures:
-        content["architectures"] = [name.removeprefix("Ext") for name in config.architectures]
-    return content
+    if content.get("architectures"):
+        content["architectures"] = [name.removeprefix("Ext") for name in content["architectures"]]
+    for name in config.sub_configs:
+        if isinstance(content.get(name), dict):
+            make_official(content[name], getattr(config, name))
 
 
 def export_official(

@@ -11,6 +11,7 @@ _HOMES = {
     "finetune": "run",
     "load_finetuned": "run",
     "DistillationTrainer": "distillation",
+    "LogitScaleLimit": "contrastive",
     "diagnose": "diagnosis",
     "epoch_table": "diagnosis",
     "span_f1": "metrics",

@@ -22,7 +22,9 @@ class Head:
     Args:
         kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice,
             double (causal and choice at once), seq2seq (the decoder's tokens), aligned (next tokens that the caller has
-            shifted); for images: image and image_teacher (none), image_row, masked_image.
+            shifted); for images: image, image_teacher and image_embedding (none), image_row, masked_image; for texts
+            that are pooled at their end: text and text_embedding (none); pair of texts and images (whether there is a
+            loss).
         overrides: configuration fields that this class needs.
         variants: further configurations for this class only, by name.
         without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
@@ -255,7 +257,8 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
 
 # --- image inputs -------------------------------------------------------------------------------------------------
 
-IMAGES = ("image", "image_row", "image_teacher", "masked_image")  # kinds of heads that take images
+IMAGES = ("image", "image_row", "image_teacher", "image_embedding", "masked_image")  # kinds that take images
+POOLED = ("text", "text_embedding", "pair")  # kinds that take texts with an end, at which they are pooled
 
 
 def image_inputs(
@@ -263,6 +266,7 @@ def image_inputs(
 ) -> dict[str, Tensor]:
     """Images of the configured size; they have no padding and no length."""
     generator = torch.Generator().manual_seed(seed)
+    config = getattr(config, "vision_config", config)
     return {"pixel_values": torch.randn(batch, config.num_channels, *sides(config.image_size), generator=generator)}
 
 

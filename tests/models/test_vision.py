@@ -9,7 +9,7 @@ from torch import Tensor
 import hf_ext
 
 ENCODERS = subjects("image", configs="one")
-CLASSIFIERS = subjects("image_row", configs="one")
+CLASSIFIERS = subjects("image_row", configs="one", where=lambda s: "image_size" in s.fields)
 MASKED = subjects("masked_image", configs="one")
 
 

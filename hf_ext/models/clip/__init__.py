@@ -1,0 +1,1 @@
+"""CLIP (Radford et al., 2021)."""
