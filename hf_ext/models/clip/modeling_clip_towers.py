@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, I image channels, N patches, C model width, F feed-fo
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -20,6 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import look_up, look_up_positions
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.patches import check_image, check_size, embed_patches, interpolate_positions
 from hf_ext.modeling import BlockStack, ExtPreTrainedModel, ImageEncoderModel, positional
@@ -125,7 +125,7 @@ class ExtCLIPMLP(nn.Module):
     def __init__(self, config: TowerConfig) -> None:
         super().__init__()
         width, factor = config.hidden_size, config.initializer_factor
-        self.activation_fn = ACT2FN[config.hidden_act]
+        self.activation_fn = make_activation(config.hidden_act)
         self.fc1 = linear(width, config.intermediate_size, init_std=(2 * width) ** -0.5 * factor)
         std = width**-0.5 * (2 * config.num_hidden_layers) ** -0.5 * factor
         self.fc2 = linear(config.intermediate_size, width, init_std=std)
