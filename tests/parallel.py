@@ -170,10 +170,12 @@ def check_sharded_data(subject: Subject) -> None:
 
 
 def check_data_parallel(subject: Subject) -> None:
-    """DistributedDataParallel without a search for unused parameters, with checkpointing."""
+    """DistributedDataParallel with checkpointing; it searches for unused parameters only where the official class has
+    some."""
     model, reference = (build(subject.ours, subject, **no_dropout(subject)) for _ in range(2))
     model.gradient_checkpointing_enable()
-    wrapped = nn.parallel.DistributedDataParallel(model)
+    unused = bool(subject.head.without_gradient)
+    wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
     for seed in (0, 1):  # the second step fails if the first one missed a parameter
         inputs = subject.inputs(reference.config, "right", seed=seed)
         labels = subject.labels(reference.config, inputs)
