@@ -286,7 +286,7 @@ def test_quantised(subject, bits):
 
 
 # Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
-TRACED = one_per_architecture(*BASES) + one_per_architecture("masked", "causal", "image_row")
+TRACED = one_per_architecture(*BASES) + one_per_architecture("masked", "causal")
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 
