@@ -368,6 +368,17 @@ ARCHITECTURES = {
             others=("ExtCLIPVisionModelWithProjection",),
             part_of="clip",
         ),
+        Architecture(
+            name="swin",
+            official_model_type="swin",
+            config="ExtSwinConfig",
+            heads={
+                "AutoModel": "ExtSwinModel",
+                "AutoModelForImageClassification": "ExtSwinForImageClassification",
+                "AutoModelForMaskedImageModeling": "ExtSwinForMaskedImageModeling",
+                "AutoBackbone": "ExtSwinBackbone",
+            },
+        ),
     )
 }
 

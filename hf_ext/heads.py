@@ -710,6 +710,10 @@ class MaskedImageModel(TaskHead):
 
     accepts_loss_kwargs = False
 
+    def pixels_per_feature(self) -> tuple[int, int]:
+        """Height and width in pixels that a token of the base model's output stands for."""
+        return self.config.patch_shape
+
     @can_return_tuple
     def forward(
         self,
@@ -725,17 +729,18 @@ class MaskedImageModel(TaskHead):
             bool_masked_pos: (B, N), True at patches that are hidden from the model; without it there is no loss.
 
         Returns:
-            `loss`, `reconstruction` (B, I, height, width), `hidden_states`, `attentions`. Pixels beyond the last
-            whole patch are not in the reconstruction.
+            `loss`, `reconstruction` (B, I, height, width), `hidden_states`, `attentions`. The reconstruction is of
+            whole tokens: it may be a little smaller than the image, or larger.
 
         Raises:
-            ValueError: a mask where `config.encoder_stride` is not the patch size, so that nothing can be compared.
+            ValueError: a mask where the decoder does not give back the size of the image, so that nothing can be
+                compared.
         """
-        stride = (self.config.encoder_stride,) * 2
-        if bool_masked_pos is not None and self.config.patch_shape != stride:
+        stride, needed = (self.config.encoder_stride,) * 2, self.pixels_per_feature()
+        if bool_masked_pos is not None and needed != stride:
             raise ValueError(
-                f"with bool_masked_pos, encoder_stride ({self.config.encoder_stride}) must be patch_size "
-                f"({self.config.patch_size}): the reconstruction has the size of the image then."
+                f"with bool_masked_pos, encoder_stride ({self.config.encoder_stride}) must be {needed[0]} (and "
+                f"{needed[1]}), the pixels that a token stands for: the reconstruction has the size of the image then."
             )
         outputs = self.run_base(
             pixel_values=pixel_values,
@@ -744,29 +749,31 @@ class MaskedImageModel(TaskHead):
             attention_mask=attention_mask,
             **kwargs,
         )
-        patches = getattr(self, self.base_model_prefix).patches_of(outputs.last_hidden_state)
-        grid = [size // patch for size, patch in zip(pixel_values.shape[2:], self.config.patch_shape)]
-        reconstruction = self.decoder(patches.transpose(1, 2).unflatten(2, grid))
+        base = getattr(self, self.base_model_prefix)
+        reconstruction = self.decoder(base.feature_map(outputs.last_hidden_state, pixel_values))
         loss = None
         if bool_masked_pos is not None:
-            loss = masked_patch_loss(reconstruction, pixel_values, bool_masked_pos.view(-1, *grid))
+            masked = bool_masked_pos.view(-1, *base.patch_grid_of(pixel_values))
+            loss = masked_patch_loss(reconstruction, pixel_values, masked, self.config.patch_shape)
         return self.head_output(MaskedImageModelingOutput, outputs, loss=loss, reconstruction=reconstruction)
 
 
-def masked_patch_loss(reconstruction: Tensor, pixel_values: Tensor, masked: Tensor) -> Tensor:
-    """Mean absolute error over the pixels of masked patches.
+def masked_patch_loss(
+    reconstruction: Tensor, pixel_values: Tensor, masked: Tensor, patch_size: tuple[int, int]
+) -> Tensor:
+    """Mean absolute error over the pixels of masked patches, as far as image and reconstruction go.
 
     Args:
-        reconstruction: (B, I, height, width), of whole patches.
-        pixel_values: (B, I, height or more, width or more)
+        reconstruction, pixel_values: (B, I, height, width), of whole tokens and of the image.
         masked: (B, h, w), True at masked patches.
+        patch_size: height and width of a patch.
 
     Returns:
-        Scalar; near 0 where nothing is masked.
+        Scalar; 0 where nothing is masked.
     """
-    height, width = reconstruction.shape[2:]
-    mask = masked.repeat_interleave(height // masked.shape[1], 1).repeat_interleave(width // masked.shape[2], 2)
-    error = (pixel_values[..., :height, :width] - reconstruction).abs()
+    height, width = (min(sizes) for sizes in zip(reconstruction.shape[2:], pixel_values.shape[2:]))
+    mask = masked.repeat_interleave(patch_size[0], 1).repeat_interleave(patch_size[1], 2)[:, :height, :width]
+    error = (pixel_values[..., :height, :width] - reconstruction[..., :height, :width]).abs()
     # The small number is the official one: the loss of a batch without masks is 0 and not NaN.
     return (error * mask[:, None]).sum() / (mask.sum() + 1e-5) / reconstruction.shape[1]
 

@@ -484,6 +484,14 @@ class ImageEncoderModel(BlockStack):
         """(B, T, C) -> (B, N, C): the patches without the tokens before them."""
         raise NotImplementedError
 
+    def patch_grid_of(self, pixel_values: Tensor) -> tuple[int, int]:
+        """Rows and columns of patches in images (B, channels, height, width)."""
+        return tuple(size // patch for size, patch in zip(pixel_values.shape[2:], self.config.patch_shape))
+
+    def feature_map(self, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
+        """(B, T, C), of these images -> (B, C, rows, columns)"""
+        return self.patches_of(hidden_states).transpose(1, 2).unflatten(2, self.patch_grid_of(pixel_values))
+
     @capture_outputs(tie_last_hidden_states=False)
     def run_blocks(self, hidden_states: Tensor, **kwargs: object) -> BaseModelOutputWithPooling:
         """hidden_states (B, T, C) -> the same shape."""

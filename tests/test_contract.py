@@ -313,7 +313,7 @@ def test_quantised(subject, bits):
 
 
 # Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
-TRACED = one_per_architecture(*BASES) + one_per_architecture("masked", "causal", "seq2seq", "image_row")
+TRACED = one_per_architecture(*BASES) + one_per_architecture("masked", "causal", "seq2seq")
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 

@@ -78,6 +78,40 @@ class PatchEmbedding(nn.Module):
         return pixel_values.shape[2] // self.patch_size[0], pixel_values.shape[3] // self.patch_size[1]
 
 
+class PaddedPatchEmbedding(PatchEmbedding):
+    """Patches of images of any size: zeros below and on the right fill the last ones up."""
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, I, height, width) -> (B, N, C)
+
+        Raises:
+            ValueError: no images, or other channels.
+        """
+        check_image(pixel_values, channels=self.projection.in_channels, patch_size=(1, 1))
+        height, width = (-size % patch for size, patch in zip(pixel_values.shape[2:], self.patch_size))
+        return embed_patches(self.projection, nn.functional.pad(pixel_values, (0, width, 0, height)))
+
+    def grid_of(self, pixel_values: Tensor) -> Size:
+        return tuple(-(-size // patch) for size, patch in zip(pixel_values.shape[2:], self.patch_size))
+
+
+class PatchMerging(nn.Module):
+    """Four neighbours become one token of twice the width (Liu et al., 2021, https://arxiv.org/abs/2103.14030, section
+    3.1)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
+        self.norm = nn.LayerNorm(4 * width)
+
+    def forward(self, x: Tensor, grid: Size) -> Tensor:
+        """(B, h * w, C) -> (B, ceil(h / 2) * ceil(w / 2), 2 C); the grid is filled up with zeros."""
+        x = x.unflatten(1, grid)
+        x = nn.functional.pad(x, (0, 0, 0, grid[1] % 2, 0, grid[0] % 2))
+        x = torch.cat([x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)], dim=-1)
+        return self.reduction(self.norm(x.flatten(1, 2)))
+
+
 def mask_patches(x: Tensor, bool_masked_pos: Tensor | None, mask_token: Tensor | None) -> Tensor:
     """Put the mask token in place of some patches.
 

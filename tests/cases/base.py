@@ -22,15 +22,17 @@ class Head:
     Args:
         kind: what labels it takes: base (none), masked, causal, pretraining, row, next_sentence, token, span, choice,
             double (causal and choice at once), seq2seq (the decoder's tokens), aligned (next tokens that the caller has
-            shifted); for images: image, image_teacher and image_embedding (none), image_row, masked_image; for texts
-            that are pooled at their end: text and text_embedding (none); pair of texts and images (whether there is a
-            loss).
+            shifted); for images: image, image_teacher, image_embedding and backbone (none), image_row, masked_image;
+            for texts that are pooled at their end: text and text_embedding (none); pair of texts and images (whether
+            there is a loss).
         overrides: configuration fields that this class needs.
         variants: further configurations for this class only, by name.
         without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
         unused_when_untied: the same, for models with untied embeddings.
         positions_count_padding: for heads that generate: whether a left-padded prompt goes on differently than it does
             alone, because the stock class counts positions from the start of the row.
+        stock_name: as `Case.stock_name`, where this class differs.
+        unused_in_stock: patterns of tensors, by their names in the file, that the stock class writes and never uses.
     """
 
     kind: str
@@ -39,6 +41,8 @@ class Head:
     without_gradient: tuple[str, ...] = ()
     unused_when_untied: tuple[str, ...] = ()
     positions_count_padding: bool = False
+    stock_name: Callable[[str], str] | None = None
+    unused_in_stock: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,8 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
 
 # --- image inputs -------------------------------------------------------------------------------------------------
 
-IMAGES = ("image", "image_row", "image_teacher", "image_embedding", "masked_image")  # kinds that take images
+# Kinds that take images.
+IMAGES = ("image", "image_row", "image_teacher", "image_embedding", "masked_image", "backbone")
 POOLED = ("text", "text_embedding", "pair")  # kinds that take texts with an end, at which they are pooled
 
 
@@ -278,7 +283,7 @@ def image_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: 
         return {"labels": torch.randint(config.num_labels, (batch,), generator=generator)}
     if kind == "masked_image":
         (height, width), (patch_height, patch_width) = sides(config.image_size), sides(config.patch_size)
-        patches = (height // patch_height) * (width // patch_width)
+        patches = -(-height // patch_height) * -(-width // patch_width)
         order = torch.rand(batch, patches, generator=generator).argsort(-1)
         return {"bool_masked_pos": order < max(1, patches // 2)}
     return {}

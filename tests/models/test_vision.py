@@ -41,10 +41,11 @@ def pair(subject, tmp_path, **fields: object):
 @over(ENCODERS)
 @torch.no_grad()
 def test_other_sizes_are_those_of_the_stock_class(subject, tmp_path):
-    stock, ours = pair(subject, tmp_path)
+    _, ours = pair(subject, tmp_path)
     height, width = sides(subject.fields["image_size"])
     for size in ((2 * height, width), (height, 3 * width), (height + 5, width + 1), (height, height), (40, 37)):
         pixels = images(ours.config, *size)
+        stock = subject.stock.from_pretrained(tmp_path).eval()  # a stock Swin changes with the images that it has seen
         expected = stock(pixels, interpolate_pos_encoding=True)
         assert_close(
             ours(pixels, interpolate_pos_encoding=True).last_hidden_state, expected.last_hidden_state, str(size)
@@ -73,7 +74,7 @@ def test_images_that_are_not_square(subject, dtype):
         assert model(images(model.config, *size), interpolate_pos_encoding=True).last_hidden_state.isfinite().all()
 
 
-@over(ENCODERS)
+@over([s for s in ENCODERS if s.case.fixed_size])  # how Swin cuts windows depends on the size
 @torch.no_grad()
 def test_sizes_in_traced_graphs(subject):
     """One exported program, and one compiled graph, take images of any size."""
@@ -94,7 +95,7 @@ def test_sizes_in_traced_graphs(subject):
             assert_close(found, expected, f"{name}, {rows} x {columns}")
 
 
-@over(MASKED)
+@over([s for s in MASKED if s.case.fixed_size])
 def test_reconstruction_of_images_that_are_not_square(subject):
     """The loss is the mean absolute error over the pixels of masked patches, and no others."""
     patch = 4
@@ -137,7 +138,7 @@ def test_one_image_without_a_batch(subject):
         model(images(model.config)[0])
 
 
-@over(EVERY)
+@over([s for s in EVERY if s.case.fixed_size])  # Swin fills images up
 def test_an_image_smaller_than_a_patch(subject):
     model = model_of(subject)
     with pytest.raises(ValueError, match=r"are 2 x 40 pixels.*smaller than one patch of \d+ x \d+ \(patch_size\)"):
@@ -169,11 +170,11 @@ def test_no_labels_leaves_the_features(subject):
 @over(MASKED)
 def test_masks_that_do_not_fit(subject):
     model = model_of(subject)
-    with pytest.raises(ValueError, match=r"bool_masked_pos must have shape \(2, 16\).*got \(2, 5\)"):
+    with pytest.raises(ValueError, match=r"bool_masked_pos must have shape \(2, \d+\).*got \(2, 5\)"):
         model(images(model.config), bool_masked_pos=torch.zeros(2, 5, dtype=torch.bool))
     model.config.encoder_stride = 1
-    with pytest.raises(ValueError, match=r"encoder_stride \(1\) must be patch_size"):
-        model(images(model.config), bool_masked_pos=torch.zeros(2, 16, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"encoder_stride \(1\) must be \d+"):
+        model(images(model.config), bool_masked_pos=torch.zeros(2, 5, dtype=torch.bool))
 
 
 @over(ENCODERS)
