@@ -85,6 +85,9 @@ class Case:
         stock_adapter_targets: the same modules as the stock class calls them in memory, where that is not as in the
             files. Adapters are then compared under the names of the files, and not loaded across: a stock adapter has
             the names in memory.
+        always_tied: patterns of parameters that are tied whatever `tie_word_embeddings` says.
+        read_as_written: fields that ours reads as an official file has them, while the stock configuration, which
+            cannot express what they say, overrides them.
         fixed_size: whether images of another size than `image_size` need `interpolate_pos_encoding`.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
         beside_text: head kind, what a tokenizer returned -> further arguments that the head needs for any text.
@@ -116,6 +119,8 @@ class Case:
     stock_keeps_cache: bool = True
     adapter_targets: list[str] | None = None
     stock_adapter_targets: list[str] | None = None
+    always_tied: tuple[str, ...] = ()
+    read_as_written: tuple[str, ...] = ()
     fixed_size: bool = True
     inputs: Callable[..., dict[str, Tensor]] | None = None
     beside_text: Callable[[str, dict[str, Tensor]], dict[str, Tensor]] = lambda kind, encoded: {}
