@@ -86,6 +86,8 @@ class Case:
             files. Adapters are then compared under the names of the files, and not loaded across: a stock adapter has
             the names in memory.
         always_tied: patterns of parameters that are tied whatever `tie_word_embeddings` says.
+        stock_always_ties: whether the stock class makes no model with a head of its own, whatever its configuration
+            says; from a file it takes one, with a warning.
         read_as_written: fields that ours reads as an official file has them, while the stock configuration, which
             cannot express what they say, overrides them.
         fixed_size: whether images of another size than `image_size` need `interpolate_pos_encoding`.
@@ -120,6 +122,7 @@ class Case:
     adapter_targets: list[str] | None = None
     stock_adapter_targets: list[str] | None = None
     always_tied: tuple[str, ...] = ()
+    stock_always_ties: bool = False
     read_as_written: tuple[str, ...] = ()
     fixed_size: bool = True
     inputs: Callable[..., dict[str, Tensor]] | None = None

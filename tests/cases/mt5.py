@@ -5,11 +5,23 @@ import dataclasses
 import transformers
 
 from cases.t5 import CASE as T5
-from cases.t5 import ReadingTwice
+from cases.t5 import OfTheLibrary, ReadingTwice
 
 
 class MT5Model(ReadingTwice, transformers.MT5Model):
     """mT5's bare model."""
+
+
+class MT5EncoderModel(OfTheLibrary, transformers.MT5EncoderModel):
+    """Passes over the decoder of a file in silence, as `T5EncoderModel` does."""
+
+    _keys_to_ignore_on_load_unexpected = ["decoder"]
+
+
+class MT5ForTokenClassification(OfTheLibrary, transformers.MT5ForTokenClassification):
+    """As `MT5EncoderModel`."""
+
+    _keys_to_ignore_on_load_unexpected = ["decoder"]
 
 
 CASE = dataclasses.replace(
@@ -26,7 +38,12 @@ CASE = dataclasses.replace(
             "eos_token_id": 2,
         }
     },
-    stock_classes={"ExtMT5Model": MT5Model},
+    stock_classes={
+        "ExtMT5Model": MT5Model,
+        "ExtMT5EncoderModel": MT5EncoderModel,
+        "ExtMT5ForTokenClassification": MT5ForTokenClassification,
+    },
+    stock_always_ties=True,
     nonsense=(
         ({"feed_forward_proj": "gate-gelu"}, "feed_forward_proj"),
         ({"d_kv": 0}, "d_kv"),

@@ -63,6 +63,17 @@ def test_bias_is_the_table_at_each_distance(queries: int, keys: int, past: int, 
         expected = expected.masked_fill(distance > 0, torch.finfo(torch.float32).min)
     for start in (past, torch.tensor(past)):
         assert torch.equal(buckets.bias(table, queries=queries, keys=keys, past_length=start), expected)
+        with torch.no_grad():  # decoding keeps the buckets
+            assert torch.equal(buckets.bias(table, queries=queries, keys=keys, past_length=start), expected)
+
+
+@torch.no_grad()
+def test_bias_of_a_long_decoding() -> None:
+    buckets = RelativeBuckets(num_buckets=32, max_distance=128, is_causal=True)
+    table = nn.Embedding(32, 2)
+    for keys in (1, 255, 256, 257, 40):
+        expected = table(buckets.buckets(torch.arange(1 - keys, 1))).t()[None, :, None]
+        assert torch.equal(buckets.bias(table, queries=1, keys=keys, past_length=keys - 1), expected)
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -140,7 +140,8 @@ class ExtT5DenseActDense(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """(B, T, C) -> (B, T, C), None"""
-        x, kept = self.dropout(self.inner(x)), self.wo.weight.dtype
+        x, kept = self.inner(x), self.wo.weight.dtype
+        x = self.dropout(x) if self.training else x
         return self.wo(x.to(kept) if kept.is_floating_point else x), None  # quantised weights are integers
 
 
@@ -170,7 +171,7 @@ class ExtT5Layer(nn.Module):
     def forward(self, x: Tensor, *args: Tensor, **kwargs: object) -> Tensor:
         """(B, T, C) -> (B, T, C); `args` and `kwargs` are for the inner module."""
         update, _ = getattr(self, self.inner_name)(self.layer_norm(x), *args, **kwargs)
-        return cut_infinite(x + self.dropout(update))
+        return cut_infinite(x + (self.dropout(update) if self.training else update))  # a call less in decoding
 
 
 class ExtT5Block(GradientCheckpointingLayer):
