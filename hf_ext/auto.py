@@ -299,6 +299,33 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="t5",
+            official_model_type="t5",
+            config="ExtT5Config",
+            heads={
+                "AutoModel": "ExtT5Model",
+                "AutoModelForPreTraining": "ExtT5ForConditionalGeneration",
+                "AutoModelForSeq2SeqLM": "ExtT5ForConditionalGeneration",
+                "AutoModelForSequenceClassification": "ExtT5ForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtT5ForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtT5ForQuestionAnswering",
+                "AutoModelForTextEncoding": "ExtT5EncoderModel",
+            },
+        ),
+        Architecture(
+            name="mt5",
+            official_model_type="mt5",
+            config="ExtMT5Config",
+            heads={
+                "AutoModel": "ExtMT5Model",
+                "AutoModelForSeq2SeqLM": "ExtMT5ForConditionalGeneration",
+                "AutoModelForSequenceClassification": "ExtMT5ForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtMT5ForTokenClassification",
+                "AutoModelForQuestionAnswering": "ExtMT5ForQuestionAnswering",
+                "AutoModelForTextEncoding": "ExtMT5EncoderModel",
+            },
+        ),
+        Architecture(
             name="vit",
             official_model_type="vit",
             config="ExtViTConfig",

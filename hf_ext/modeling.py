@@ -36,7 +36,7 @@ from hf_ext.configuration import ExtConfig
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
 from hf_ext.layers.patterns.sliding_window import SlidingWindow
-from hf_ext.layers.positions import Alibi
+from hf_ext.layers.positions import Alibi, RelativeBuckets
 
 
 def positional(*first: str) -> Callable[[type], type]:
@@ -814,3 +814,65 @@ def add_bias(mask: Tensor | None, bias: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
         return torch.where(mask, bias, least).to(dtype)
     return (mask + bias).clamp(min=least).to(dtype)
+
+
+class BiasedModel:
+    """Blocks whose attention is a `BiasedAttentionCore`: learned biases by distance (Raffel et al., 2019,
+    https://arxiv.org/abs/1910.10683), made once for all blocks. A mixin before `EncoderModel` or `DecoderModel`.
+
+    A subclass sets `relative`.
+    """
+
+    relative: RelativeBuckets
+
+    def bias_table(self) -> nn.Embedding | None:
+        """The table (buckets, H) of all blocks; None where there is no block."""
+        raise NotImplementedError
+
+    def run_blocks(
+        self,
+        hidden_states: Tensor,
+        *args: Tensor,
+        attention_mask: Tensor | None = None,
+        packing: Packing | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: object,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """As `BlockStack.run_blocks`; blocks take the bias after the hidden states, before `args`."""
+        tokens = hidden_states.shape[1] if packing is None else max(packing.lengths)
+        keys, past_length = tokens, 0
+        if past_key_values is not None:
+            keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
+        table, bias = self.bias_table(), None
+        if table is not None:
+            bias = self.relative.bias(table, queries=tokens, keys=keys, past_length=past_length)
+            kind = hidden_states.device.type
+            if torch.is_autocast_enabled(kind):
+                bias = bias.to(torch.get_autocast_dtype(kind))  # what the projections return
+            if packing is not None:
+                bias = packing.bias_of_buckets(bias)
+            elif self.config._attn_implementation in BUCKETED:
+                bias, attention_mask = add_bias(attention_mask, bias, bias.dtype), None
+        return super().run_blocks(
+            hidden_states,
+            bias,
+            *args,
+            attention_mask=attention_mask,
+            packing=packing,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+
+
+class BiasedEncoderModel(BiasedModel):
+    """The same for encoders."""
+
+    def padding_plan(self, attention_mask: Tensor | None, *args: object, **kwargs: object) -> Packing | None:
+        """As `EncoderModel.padding_plan`, for padding at the ends of a row: between two tokens it counts as distance,
+        and the batch is computed as it stands."""
+        plan = super().padding_plan(attention_mask, *args, **kwargs)
+        if plan is None:
+            return None
+        real = nn.functional.pad(attention_mask != 0, (1, 0))
+        begins = (real[:, 1:] & ~real[:, :-1]).sum(-1)
+        return plan if begins.max() <= 1 else None

@@ -30,6 +30,7 @@ PARENTS = {
     "mistral": "llama",
     "mbart": "bart",
     "marian": "bart",
+    "mt5": "t5",
     "deit": "vit",
 }
 SKELETONS = ("modeling.py", "heads.py", "seq2seq.py", "losses.py", "configuration.py")

@@ -96,8 +96,8 @@ def sdpa_attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """The library's function for "sdpa", with a short way for one query that sees every key: the step of decoding,
-    where telling all the cases apart takes as long as the attention itself.
+    """The library's function for "sdpa", with a short way for one query with keys for each head, or without a mask: the
+    step of decoding, where telling all the cases apart takes as long as the attention itself.
 
     Args:
         query: (B, H, Q, D); key and value: (B, G, K, D).
@@ -107,12 +107,13 @@ def sdpa_attention(
         (B, Q, H, D) and None.
     """
     one_query = not torch.compiler.is_compiling() and query.is_cpu and query.shape[2] == 1
-    if not one_query or attention_mask is not None or not SPECIAL.isdisjoint(kwargs):
+    grouped = query.shape[1] != key.shape[1]
+    if not one_query or (grouped and attention_mask is not None) or not SPECIAL.isdisjoint(kwargs):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     out = scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2), None
 

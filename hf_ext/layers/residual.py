@@ -1,4 +1,4 @@
-"""What happens to a residual branch.
+"""What happens to a residual branch, and to the stream that it joins.
 
 Shapes: B batch.
 """
@@ -29,3 +29,13 @@ class DropPath(nn.Module):
 
     def extra_repr(self) -> str:
         return f"probability={self.probability}"
+
+
+def cut_infinite(x: Tensor) -> Tensor:
+    """(...) -> (...): fp16 that has overflowed is cut off a little below its largest number, as the official T5 does;
+    anything else is left as it is."""
+    if x.dtype != torch.float16:
+        return x
+    largest = torch.finfo(x.dtype).max
+    limit = torch.where(x.isinf().any(), largest - 1000, largest)
+    return x.clamp(-limit, limit)

@@ -91,6 +91,11 @@ class Case:
         stock_adapter_targets: the same modules as the stock class calls them in memory, where that is not as in the
             files. Adapters are then compared under the names of the files, and not loaded across: a stock adapter has
             the names in memory.
+        always_tied: patterns of parameters that are tied whatever `tie_word_embeddings` says.
+        stock_always_ties: whether the stock class makes no model with a head of its own, whatever its configuration
+            says; from a file it takes one, with a warning.
+        read_as_written: fields that ours reads as an official file has them, while the stock configuration, which
+            cannot express what they say, overrides them.
         fixed_size: whether images of another size than `image_size` need `interpolate_pos_encoding`.
         inputs: head kind, configuration, padding pattern, generator -> arguments of `forward`.
         decoder_needs_input: whether the decoder has no input by default, so that the bare model runs on no text alone.
@@ -123,6 +128,9 @@ class Case:
     stock_keeps_cache: bool = True
     adapter_targets: list[str] | None = None
     stock_adapter_targets: list[str] | None = None
+    always_tied: tuple[str, ...] = ()
+    stock_always_ties: bool = False
+    read_as_written: tuple[str, ...] = ()
     fixed_size: bool = True
     inputs: Callable[..., dict[str, Tensor]] | None = None
     decoder_needs_input: bool = False
