@@ -292,6 +292,17 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="whisper",
+            official_model_type="whisper",
+            config="ExtWhisperConfig",
+            heads={
+                "AutoModel": "ExtWhisperModel",
+                "AutoModelForSpeechSeq2Seq": "ExtWhisperForConditionalGeneration",
+                "AutoModelForCausalLM": "ExtWhisperForCausalLM",
+                "AutoModelForAudioClassification": "ExtWhisperForAudioClassification",
+            },
+        ),
+        Architecture(
             name="vit",
             official_model_type="vit",
             config="ExtViTConfig",
