@@ -103,7 +103,7 @@ def official_tensors(variables: dict[str, Tensor]) -> dict[str, Tensor]:
 def convert(source: Path, output: Path) -> None:
     """Write the official checkpoint of a CTranslate2 folder: weights, configuration, tokenizer, feature extractor."""
     variables, notes = read_variables(source / "model.bin"), json.loads((source / "config.json").read_text())
-    tokenizer = WhisperTokenizer.from_pretrained(source)
+    tokenizer = WhisperTokenizer.from_pretrained(source, pad_token="<|endoftext|>")
     tokenizer.save_pretrained(output)
     tokens = {word: i for word, i in tokenizer.get_vocab().items() if word.startswith("<|")}
     (vocab, width), end = variables["decoder/embeddings/weight"].shape, tokens["<|endoftext|>"]

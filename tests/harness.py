@@ -2073,6 +2073,24 @@ def check_pipeline(subject: Subject) -> None:
             assert mine == reference
 
 
+def check_speech_pipeline(subject: Subject) -> None:
+    """A pipeline that refuses the class, warns about it, or gives another result than with the stock class."""
+    ours, official = ours_and_official_folders(subject)
+    generator = torch.Generator().manual_seed(4)
+    clips = [0.3 * torch.randn(n, generator=generator).numpy() for n in (16_000, 9_000)]
+    results = []
+    for folder in (ours, official):
+        with no_warning() if folder == ours else contextlib.nullcontext():
+            pipe = transformers.pipeline("audio-classification", model=str(folder), device="cpu")
+            results.append(flat([pipe(clips[0].copy()), pipe([clip.copy() for clip in clips], batch_size=2)]))
+    assert len(results[0]) == len(results[1]) > 2
+    for mine, reference in zip(*results, strict=True):
+        if isinstance(reference, float):
+            assert abs(mine - reference) <= TOLERANCE * max(1.0, abs(reference))
+        else:
+            assert mine == reference
+
+
 IMAGE_PIPELINES = {"image_row": "image-classification", "image": "image-feature-extraction"}
 
 

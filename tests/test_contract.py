@@ -368,6 +368,11 @@ def test_image_pipeline(subject):
     harness.check_image_pipeline(subject)
 
 
+@over(subjects("speech_row", configs="one"))
+def test_speech_pipeline(subject):
+    harness.check_speech_pipeline(subject)
+
+
 @over(subjects())
 def test_every_parameter_is_trained(subject):
     harness.check_every_parameter_is_trained(subject)

@@ -36,9 +36,13 @@ def models(checkpoint):
     return stock, ours
 
 
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
 def words(text: str) -> list[str]:
-    """Lower case, without punctuation, as the transcripts are."""
-    return re.sub(r"[^a-z' ]", " ", text.lower().replace("-", " ").replace("mr.", "mister")).split()
+    """Lower case, without punctuation and digits, as the transcripts are."""
+    text = re.sub(r"\d+", lambda found: DIGITS[int(found[0])], text.lower().replace("mr.", "mister"))
+    return re.sub(r"[^a-z' ]", " ", text).split()
 
 
 def word_errors(said: list[str], heard: list[str]) -> int:
@@ -53,7 +57,6 @@ def word_errors(said: list[str], heard: list[str]) -> int:
 
 def test_clips_word_for_word(models, clips, checkpoint):
     processor = AutoProcessor.from_pretrained(checkpoint)
-    said = heard = 0
     errors = {"librivox": [0, 0], "cards": [0, 0]}
     for i, (samples, text) in enumerate(clips):
         inputs = processor(samples, sampling_rate=RATE, return_tensors="pt")

@@ -6,6 +6,7 @@ import harness
 import numpy
 import pytest
 import torch
+import transformers
 from harness import assert_close, no_warning
 from torch import Tensor
 from transformers import (
@@ -291,6 +292,18 @@ def test_spec_augment_in_training(models):
         again = model.eval()(input_features=inputs.clone(), labels=labels).loss
         assert again != losses[-1]
     assert_close(losses[1], losses[0], "loss")
+
+
+def test_pipeline_knows_whisper(models):
+    """Without it there would be no timestamps and no long clips; what it does then is in test_whisper_tiny.py."""
+    for model in models:
+        pipe = transformers.pipeline(
+            "automatic-speech-recognition",
+            model=model,
+            tokenizer=harness.tiny_tokenizer(),
+            feature_extractor=transformers.WhisperFeatureExtractor(FIELDS["num_mel_bins"]),
+        )
+        assert pipe.type == "seq2seq_whisper" and isinstance(pipe, transformers.AutomaticSpeechRecognitionPipeline)
 
 
 # --- wrong input --------------------------------------------------------------------------------------------------
