@@ -326,6 +326,17 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="whisper",
+            official_model_type="whisper",
+            config="ExtWhisperConfig",
+            heads={
+                "AutoModel": "ExtWhisperModel",
+                "AutoModelForSpeechSeq2Seq": "ExtWhisperForConditionalGeneration",
+                "AutoModelForCausalLM": "ExtWhisperForCausalLM",
+                "AutoModelForAudioClassification": "ExtWhisperForAudioClassification",
+            },
+        ),
+        Architecture(
             name="vit",
             official_model_type="vit",
             config="ExtViTConfig",
@@ -485,6 +496,12 @@ def register_adapter_targets(module: ModuleType) -> None:
                     table.setdefault(architecture.model_type, table[architecture.official_model_type])
 
 
+def register_pipelines(module: ModuleType) -> None:
+    """Let the task of speech recognition know our Whisper; for stock models the pipeline stays what it is."""
+    task = module.SUPPORTED_TASKS["automatic-speech-recognition"]
+    task["impl"] = "hf_ext.pipelines.SpeechRecognitionPipeline"
+
+
 REGISTRIES: dict[str, Callable[[ModuleType], None]] = {
     "transformers.models.auto.configuration_auto": register_configs,
     "transformers.models.auto.modeling_auto": register_models,
@@ -492,6 +509,7 @@ REGISTRIES: dict[str, Callable[[ModuleType], None]] = {
     "transformers.models.auto.image_processing_auto": register_official("IMAGE_PROCESSOR_MAPPING"),
     "transformers.models.auto.feature_extraction_auto": register_official("FEATURE_EXTRACTOR_MAPPING"),
     "transformers.models.auto.processing_auto": register_official("PROCESSOR_MAPPING"),
+    "transformers.pipelines": register_pipelines,
     "peft.utils.constants": register_adapter_targets,
 }
 

@@ -84,7 +84,22 @@ class SequenceDecoder(LayerDrop, DecoderModel):
         return True
 
 
-class EncoderDecoderModel:
+class EncoderUser:
+    """A model that runs its `encoder`, unless it is given what the encoder returned before."""
+
+    encoder: nn.Module
+
+    def encode(self, encoder_outputs: ModelOutput | tuple | list | None, **inputs: object) -> ModelOutput:
+        """The encoder's output: the caller's, as an output or as a tuple, else that of `inputs`."""
+        if encoder_outputs is None:
+            return self.encoder(return_dict=True, **inputs)
+        if isinstance(encoder_outputs, ModelOutput):
+            return encoder_outputs
+        names = ("last_hidden_state", "hidden_states", "attentions")
+        return BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
+
+
+class EncoderDecoderModel(EncoderUser):
     """A base model of `encoder` and `decoder`. A mixin before `Ext<Arch>PreTrainedModel`."""
 
     encoder: SequenceEncoder
@@ -105,15 +120,6 @@ class EncoderDecoderModel:
             "predicts them."
         )
 
-    def encode(self, encoder_outputs: ModelOutput | tuple | list | None, **inputs: object) -> ModelOutput:
-        """The encoder's output: the caller's, as an output or as a tuple, else that of `inputs`."""
-        if encoder_outputs is None:
-            return self.encoder(return_dict=True, **inputs)
-        if isinstance(encoder_outputs, ModelOutput):
-            return encoder_outputs
-        names = ("last_hidden_state", "hidden_states", "attentions")
-        return BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
-
     def pack_encoder(
         self, states: Tensor, attention_mask: Tensor | None, *, cached: bool, **kwargs: object
     ) -> tuple[Tensor, Tensor | None, CrossPacking | None]:
@@ -130,6 +136,49 @@ class EncoderDecoderModel:
         if plan is None:
             return states, attention_mask, None
         return plan.pack(states), None, CrossPacking(plan)
+
+    def decode(
+        self,
+        encoder_outputs: ModelOutput,
+        *,
+        attention_mask: Tensor | None,
+        decoder_input_ids: Tensor | None,
+        decoder_inputs_embeds: Tensor | None,
+        decoder_attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        use_cache: bool | None,
+        **kwargs: object,
+    ) -> Seq2SeqModelOutput:
+        """The decoder over the encoder's output: arguments and result as those of `forward`."""
+        if decoder_input_ids is not None and decoder_inputs_embeds is not None:
+            raise ValueError("both decoder_input_ids and decoder_inputs_embeds were given; the decoder takes one.")
+        states = encoder_outputs[0]
+        if use_cache is None:
+            use_cache = self.config.use_cache
+        cached = past_key_values is not None or bool(use_cache and not self.training)
+        packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached, **kwargs)
+        outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=packed,
+            encoder_attention_mask=encoder_mask,
+            encoder_packing=packing,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=states,
+            encoder_hidden_states=encoder_outputs.get("hidden_states"),
+            encoder_attentions=encoder_outputs.get("attentions"),
+        )
 
     @can_return_tuple
     def forward(
@@ -163,39 +212,20 @@ class EncoderDecoderModel:
         Raises:
             ValueError: contradictory inputs, a decoder without input, ids or positions outside their table.
         """
-        if decoder_input_ids is not None and decoder_inputs_embeds is not None:
-            raise ValueError("both decoder_input_ids and decoder_inputs_embeds were given; the decoder takes one.")
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.default_decoder_ids(input_ids)
         encoder_outputs = self.encode(
             encoder_outputs, input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
         )
-        states = encoder_outputs[0]
-        if use_cache is None:
-            use_cache = self.config.use_cache
-        cached = past_key_values is not None or bool(use_cache and not self.training)
-        packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached, **kwargs)
-        outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=packed,
-            encoder_attention_mask=encoder_mask,
-            encoder_packing=packing,
+        return self.decode(
+            encoder_outputs,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            decoder_attention_mask=decoder_attention_mask,
             past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
-            return_dict=True,
             **kwargs,
-        )
-        return Seq2SeqModelOutput(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.hidden_states,
-            decoder_attentions=outputs.attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=states,
-            encoder_hidden_states=encoder_outputs.get("hidden_states"),
-            encoder_attentions=encoder_outputs.get("attentions"),
         )
 
 
@@ -219,6 +249,38 @@ class Seq2SeqLMModel(Seq2SeqHead, VocabularyHead):
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """(B, T) -> (B, T). `DataCollatorForSeq2Seq` calls it, for a `Trainer` that smooths labels."""
         return self.base_model.decoder_inputs_from(labels)
+
+    def predict(
+        self,
+        *,
+        decoder_input_ids: Tensor | None,
+        decoder_inputs_embeds: Tensor | None,
+        labels: Tensor | None,
+        use_cache: bool | None,
+        logits_to_keep: int | Tensor,
+        output_logits: bool | None,
+        **inputs: object,
+    ) -> Seq2SeqLMOutput:
+        """Loss and logits, whatever the encoder reads: `inputs` are the base model's, the others as in `forward`."""
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.run_base(
+            decoder_input_ids=decoder_input_ids,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **inputs,
+        )
+        hidden_states = outputs.last_hidden_state
+        loss = None
+        if labels is not None:
+            check_labels(labels, tuple(hidden_states.shape[:2]), meaning="one token id or -100 per decoder token")
+            loss = self.loss_over_vocabulary(hidden_states, labels, **inputs)
+        logits = None
+        if self.wants_logits(labels, output_logits):
+            logits = self.project(slice_logits_to_keep(hidden_states, logits_to_keep))
+        return self.head_output(Seq2SeqLMOutput, outputs, loss=loss, logits=logits)
 
     @can_return_tuple
     def forward(
@@ -250,11 +312,7 @@ class Seq2SeqLMModel(Seq2SeqHead, VocabularyHead):
         Returns:
             `loss`, `logits` (B, T or fewer, V) or None, and what the base model returned.
         """
-        if labels is not None:
-            use_cache = False
-            if decoder_input_ids is None and decoder_inputs_embeds is None:
-                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.run_base(
+        return self.predict(
             input_ids=input_ids,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
@@ -263,18 +321,12 @@ class Seq2SeqLMModel(Seq2SeqHead, VocabularyHead):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
+            labels=labels,
             use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            output_logits=output_logits,
             **kwargs,
         )
-        hidden_states = outputs.last_hidden_state
-        loss = None
-        if labels is not None:
-            check_labels(labels, tuple(hidden_states.shape[:2]), meaning="one token id or -100 per decoder token")
-            loss = self.loss_over_vocabulary(hidden_states, labels, **kwargs)
-        logits = None
-        if self.wants_logits(labels, output_logits):
-            logits = self.project(slice_logits_to_keep(hidden_states, logits_to_keep))
-        return self.head_output(Seq2SeqLMOutput, outputs, loss=loss, logits=logits)
 
 
 class FinalLogitsBias:

@@ -34,6 +34,7 @@ from cases import (
     NESTED,
     PADDINGS,
     POOLED,
+    SPEECH,
     Case,
     Head,
     end_rows,
@@ -41,6 +42,8 @@ from cases import (
     image_labels,
     padding_mask,
     sides,
+    spectrograms,
+    speech_labels,
     text_inputs,
     text_labels,
 )
@@ -50,6 +53,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoTokenizer,
     BaseImageProcessor,
@@ -64,6 +68,8 @@ from transformers import (
     TrainingArguments,
     default_data_collator,
 )
+from transformers.feature_extraction_sequence_utils import SequenceFeatureExtractor
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.utils import ModelOutput, find_labels
 
@@ -71,7 +77,7 @@ import hf_ext
 
 TOLERANCE = 1e-5  # fp32, relative to the largest value of the tensor where that exceeds 1
 IMPLEMENTATIONS = ("eager", "sdpa")
-BASES = ("base", "image", "text", "pair")  # kinds of classes without a head
+BASES = ("base", "image", "text", "pair", "speech")  # kinds of classes without a head
 
 
 # --- subjects -----------------------------------------------------------------------------------------------------
@@ -147,8 +153,8 @@ class Subject:
 
     @property
     def seq2seq(self) -> bool:
-        """Whether an encoder reads `input_ids` and a decoder answers."""
-        return self.stock_config(**self.fields).is_encoder_decoder
+        """Whether an encoder reads and a decoder answers."""
+        return self.stock_config(**self.fields).is_encoder_decoder and self.kind != "speech_row"
 
     @property
     def nested(self) -> bool:
@@ -160,9 +166,24 @@ class Subject:
         """Whether the class takes images, which have no padding."""
         return self.kind in IMAGES
 
+    @property
+    def is_speech(self) -> bool:
+        """Whether the class takes spectrograms, which have no padding; a decoder's text may have."""
+        return self.kind in SPEECH or self.reads == "input_features"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the class takes token ids."""
+        return not (self.is_image or self.is_speech)
+
+    @property
+    def reads(self) -> str:
+        """The input that is not the decoder's."""
+        return self.stock.main_input_name
+
     def patterns(self, *paddings: str) -> tuple[str, ...]:
-        """Those padding patterns, of which images have one only: none."""
-        return ("none",) if self.is_image else paddings
+        """Those padding patterns, of which images and clips that are classified have one only: none."""
+        return ("none",) if self.is_image or self.kind == "speech_row" else paddings
 
     @property
     def depends_on_length(self) -> bool:
@@ -214,6 +235,8 @@ class Subject:
             return {"return_loss": True} if self.kind == "pair" else {}
         if self.is_image:
             return image_labels(self.kind, config, inputs, **kwargs)
+        if self.kind in SPEECH:
+            return speech_labels(self.kind, config, inputs, **kwargs)
         labels = text_labels(self.kind, config, inputs, **kwargs)
         own = self.own_padding("sdpa") or self.own_padding("eager")
         if own and self.kind in ("causal", "double") and "attention_mask" in inputs:
@@ -867,7 +890,11 @@ def generation_pair(subject: Subject, **kwargs: object):
 
 
 def prompts(subject: Subject, config: object, lengths: tuple[int, ...] = (2, 5, 9)) -> tuple[list[Tensor], dict]:
-    """Prompts alone, (1, T) each, and as a left-padded batch; padded on the right where an encoder reads them."""
+    """Prompts alone, (1, T) each, and as a left-padded batch; padded on the right where an encoder reads them.
+    Spectrograms have one length."""
+    if subject.is_speech:
+        features = spectrograms(config, len(lengths), seed=5)
+        return list(features.split(1)), {"input_features": features}
     pad = config.pad_token_id
     generator = torch.Generator().manual_seed(5)
     words = (pad + 1, config.vocab_size) if pad < config.vocab_size // 2 else (3, pad)
@@ -882,9 +909,17 @@ def prompts(subject: Subject, config: object, lengths: tuple[int, ...] = (2, 5, 
     return rows, {"input_ids": ids, "attention_mask": mask, **extra}
 
 
-def prompt_length(subject: Subject, ids: Tensor) -> int:
-    """Tokens before the first new one in what `generate` returns: the prompt, or the decoder's start token."""
-    return 1 if subject.seq2seq else ids.shape[1]
+def as_prompt(subject: Subject, row: Tensor) -> dict[str, Tensor]:
+    """A prompt alone, as `prompts` gives it -> arguments of `generate`."""
+    return {"input_features": row} if subject.is_speech else {"input_ids": row, "attention_mask": torch.ones_like(row)}
+
+
+def prompt_length(subject: Subject, row: Tensor) -> int:
+    """Tokens before the first new one in what `generate` returns: the prompt, or the decoder's start token, which
+    Whisper leaves out."""
+    if subject.is_speech:
+        return 0
+    return 1 if subject.seq2seq else row.shape[1]
 
 
 MODES = {
@@ -915,7 +950,8 @@ def check_generation_equals_stock(subject: Subject, attn: str) -> None:
                 model.generate(**batch, max_new_tokens=14, return_dict_in_generate=True, output_logits=True, **asked)
             )
         assert torch.equal(results[1].sequences, results[0].sequences), mode
-        assert results[1].sequences.shape[1] == prompt_length(subject, batch["input_ids"]) + 14
+        start = 1 if subject.is_speech else prompt_length(subject, batch[subject.reads])  # in full results it is there
+        assert results[1].sequences.shape[1] == start + 14
         for step, (mine, reference) in enumerate(zip(results[1].logits, results[0].logits, strict=True)):
             assert_close(mine, reference, f"{mode}, logits of step {step}")
 
@@ -946,7 +982,7 @@ def check_cache(subject: Subject, attn: str) -> None:
     tokens = 14 if subject.seq2seq else 12  # the decoder's are two less
     inputs = as_rows(subject, subject.inputs(ours.config, "none", tokens=tokens))
     inputs.pop("mc_token_ids", None)
-    encoder = {k: v for k, v in inputs.items() if k.startswith("encoder") or (subject.seq2seq and k == "input_ids")}
+    encoder = {k: v for k, v in inputs.items() if k.startswith("encoder") or (subject.seq2seq and k == subject.reads)}
     ids = inputs[name]
     segments = inputs.get("token_type_ids")
     with torch.no_grad():
@@ -977,13 +1013,11 @@ def check_left_padding(subject: Subject, attn: str) -> None:
     rows, batch = prompts(subject, ours.config)
     encoder = batch.get("encoder_hidden_states")
     for use_cache in (True, False):
-        start = prompt_length(subject, batch["input_ids"])
+        start = prompt_length(subject, batch[subject.reads])
         together = ours.generate(**batch, max_new_tokens=20, use_cache=use_cache)[:, start:]
         for i, row in enumerate(rows):
             extra = {} if encoder is None else {"encoder_hidden_states": encoder[i : i + 1]}
-            alone = ours.generate(
-                input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=20, use_cache=use_cache, **extra
-            )
+            alone = ours.generate(**as_prompt(subject, row), max_new_tokens=20, use_cache=use_cache, **extra)
             alone = alone[0, prompt_length(subject, row) :]
             assert torch.equal(together[i], alone), f"prompt of {row.shape[1]}, {use_cache=}"
 
@@ -1000,8 +1034,7 @@ def check_assisted(subject: Subject) -> None:
             for parameter in helper.parameters():
                 parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
         helpers.append(helper)
-    ids = rows[-1]
-    common = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 16}
+    common = {**as_prompt(subject, rows[-1]), "max_new_tokens": 16}
     plain_ = ours.generate(**common)
     ours_assisted = ours.generate(**common, assistant_model=helpers[1])
     assert torch.equal(ours_assisted, plain_)
@@ -1174,8 +1207,10 @@ def check_encoder_outputs(subject: Subject) -> None:
     inputs = subject.inputs(model.config, "right")
     recorded = {"output_hidden_states": True}
     expected = model(**inputs, **recorded)
-    rest = {name: x for name, x in inputs.items() if name != "input_ids"}
-    encoded = model.get_encoder()(inputs["input_ids"], inputs["attention_mask"], return_dict=True, **recorded)
+    rest = {name: x for name, x in inputs.items() if name != subject.reads}
+    encoded = model.get_encoder()(
+        inputs[subject.reads], attention_mask=inputs.get("attention_mask"), return_dict=True, **recorded
+    )
     calls = []
     model.get_encoder().register_forward_hook(lambda *_: calls.append(1))
     for form in (encoded, (encoded.last_hidden_state, encoded.hidden_states), encoded.to_tuple()):
@@ -1229,8 +1264,9 @@ def check_labels_are_shifted_once(subject: Subject) -> None:
     loss, found = loss_and_gradients(ours, subject, inputs, {"labels": labels})
     assert_close(loss, expected, "labels alone")
     compare_gradients(found, reference, "labels alone")
-    shifted = stock.prepare_decoder_input_ids_from_labels(labels)
-    assert torch.equal(ours.prepare_decoder_input_ids_from_labels(labels), shifted)
+    shifted = ours.prepare_decoder_input_ids_from_labels(labels)
+    if hasattr(stock, "prepare_decoder_input_ids_from_labels"):
+        assert torch.equal(shifted, stock.prepare_decoder_input_ids_from_labels(labels))
     both, _ = loss_and_gradients(ours, subject, {**inputs, "decoder_input_ids": shifted}, {"labels": labels})
     assert_close(both, expected, "the shifted labels given as well")
     ours.eval()
@@ -1720,7 +1756,8 @@ TASKS = {
 def adapter(subject: Subject, **options: object) -> LoraConfig:
     """LoRA with the default targets; its second matrix starts at random values, so that it does something."""
     options.setdefault("target_modules", subject.case.adapter_targets)
-    return LoraConfig(r=4, lora_alpha=8, task_type=TASKS.get(subject.kind), init_lora_weights=False, **options)
+    task = None if subject.is_speech else TASKS.get(subject.kind)  # PEFT's seq2seq wrapper knows token ids only
+    return LoraConfig(r=4, lora_alpha=8, task_type=task, init_lora_weights=False, **options)
 
 
 def stock_adapter(subject: Subject) -> LoraConfig:
@@ -1820,7 +1857,14 @@ def check_lora_with_checkpointing(subject: Subject) -> None:
 # --- 13: quantisation ---------------------------------------------------------------------------------------------
 
 
-HEADS_OF_THEIR_OWN = ("row", "token", "span", "choice", "image_row")  # a new head over a pretrained base model
+HEADS_OF_THEIR_OWN = (
+    "row",
+    "token",
+    "span",
+    "choice",
+    "image_row",
+    "speech_row",
+)  # a new head over a pretrained base model
 
 
 def check_quantised(subject: Subject, bits: int) -> None:
@@ -1898,7 +1942,7 @@ def check_export(subject: Subject) -> None:
         shapes = {}
         for name, value in sample.items():
             not_of_tokens = ("encoder_hidden_states", "encoder_attention_mask", "mc_token_ids")
-            if name in (*not_of_tokens, "pixel_values"):
+            if name in (*not_of_tokens, "pixel_values", "input_features"):
                 shapes[name] = {0: batch}
             elif name.startswith("decoder_"):
                 shapes[name] = {0: batch, value.dim() - 1: decoder_tokens}
@@ -1982,6 +2026,13 @@ def image_processor(subject: Subject) -> BaseImageProcessor | None:
     return found(size={"height": height, "width": width}, do_center_crop=False)
 
 
+def feature_extractor(subject: Subject) -> SequenceFeatureExtractor:
+    """The stock feature extractor of the type: a second is as many frames as the configuration has."""
+    config = subject.our_config(**subject.fields)
+    hop = 16_000 // (2 * config.max_source_positions)
+    return FEATURE_EXTRACTOR_MAPPING[subject.stock_config](config.num_mel_bins, hop_length=hop, chunk_length=1)
+
+
 def ours_and_official_folders(subject: Subject) -> tuple[Path, Path]:
     """One model with a tokenizer or image processor, saved as ours and exported as official."""
     takes_images = subject.is_image or subject.kind == "pair"
@@ -1997,6 +2048,9 @@ def ours_and_official_folders(subject: Subject) -> tuple[Path, Path]:
     if tokenizer is not None:
         tokenizer.save_pretrained(ours)
     hf_ext.export_official(model, official, tokenizer=tokenizer)
+    if subject.is_speech:
+        for folder in (ours, official):
+            feature_extractor(subject).save_pretrained(folder)
     return ours, official
 
 
@@ -2025,6 +2079,9 @@ def check_auto_classes(model_type: str) -> None:
         found = [type(AutoImageProcessor.from_pretrained(folder)) for folder in (ours, official)]
         assert found[0] is found[1] is type(image_processor(subject))
         return
+    if subject.is_speech:
+        found = [type(AutoFeatureExtractor.from_pretrained(folder)) for folder in (ours, official)]
+        assert found[0] is found[1] is type(feature_extractor(subject))
     tokenizer = tiny_tokenizer()
     assert AutoTokenizer.from_pretrained(ours)("the cat").input_ids == tokenizer("the cat").input_ids
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
@@ -2082,6 +2139,24 @@ def check_pipeline(subject: Subject) -> None:
         with no_warning() if folder == ours else contextlib.nullcontext():  # what stock classes say is theirs
             pipe = pipeline(subject, task, folder, repaired=folder == official)
             results.append(flat([pipe(texts[0], **options), pipe(texts, batch_size=size, **options)]))
+    assert len(results[0]) == len(results[1]) > 2
+    for mine, reference in zip(*results, strict=True):
+        if isinstance(reference, float):
+            assert abs(mine - reference) <= TOLERANCE * max(1.0, abs(reference))
+        else:
+            assert mine == reference
+
+
+def check_speech_pipeline(subject: Subject) -> None:
+    """A pipeline that refuses the class, warns about it, or gives another result than with the stock class."""
+    ours, official = ours_and_official_folders(subject)
+    generator = torch.Generator().manual_seed(4)
+    clips = [0.3 * torch.randn(n, generator=generator).numpy() for n in (16_000, 9_000)]
+    results = []
+    for folder in (ours, official):
+        with no_warning() if folder == ours else contextlib.nullcontext():
+            pipe = transformers.pipeline("audio-classification", model=str(folder), device="cpu")
+            results.append(flat([pipe(clips[0].copy()), pipe([clip.copy() for clip in clips], batch_size=2)]))
     assert len(results[0]) == len(results[1]) > 2
     for mine, reference in zip(*results, strict=True):
         if isinstance(reference, float):
@@ -2151,7 +2226,7 @@ def check_finite(subject: Subject, dtype: torch.dtype, attn: str) -> None:
     left[0, :7] = 0
     empty = left.clone()
     empty[1] = 0
-    masks = {"images": None} if subject.is_image else {"left padding of 7 in 8": left, "an empty row": empty}
+    masks = {"left padding of 7 in 8": left, "an empty row": empty} if subject.is_text else {"no padding": None}
     for name, mask in masks.items():
         rows = batch if not subject.nested else 1
         inputs = subject.inputs(model.config, "none", batch=rows, tokens=tokens)

@@ -15,7 +15,7 @@ ARCHITECTURES = list(hf_ext.architectures())
 
 
 def is_text(subject: Subject) -> bool:
-    return not subject.is_image and subject.kind not in POOLED
+    return subject.is_text and subject.kind not in POOLED
 
 
 def is_encoder(subject: Subject) -> bool:
@@ -192,7 +192,7 @@ def test_padding_is_skipped(subject):
 
 # --- encoder-decoders ---------------------------------------------------------------------------------------------
 
-SEQ2SEQ = over(subjects("base", "seq2seq", configs="one", where=lambda s: s.seq2seq))
+SEQ2SEQ = over(subjects("base", "speech", "seq2seq", configs="one", where=lambda s: s.seq2seq))
 
 
 @SEQ2SEQ
@@ -229,7 +229,8 @@ def test_cache_in_training(subject):
 
 
 LABELLED = (
-    "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", "image_row"
+    "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", "image_row",
+    "speech_row",
 )  # fmt: skip
 
 
@@ -241,7 +242,10 @@ def test_accumulation(subject):
     harness.check_accumulation(subject)
 
 
-@over(one_per_architecture("masked", "causal", "seq2seq", "masked_image") + one_per_architecture("row", "image_row"))
+@over(
+    one_per_architecture("masked", "causal", "seq2seq", "masked_image")
+    + one_per_architecture("row", "image_row", "speech_row")
+)
 def test_resume(subject):
     harness.check_resume(subject)
 
@@ -303,7 +307,7 @@ def test_lora_with_checkpointing(subject):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@over(subjects("masked", "causal", "seq2seq", "row", "token", "span", "image_row", configs="one"))
+@over(subjects("masked", "causal", "seq2seq", "row", "token", "span", "image_row", "speech_row", configs="one"))
 def test_quantised(subject, bits):
     pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
     harness.check_quantised(subject, bits)
@@ -369,6 +373,11 @@ def test_pipeline(subject):
 @over(subjects(*harness.IMAGE_PIPELINES, configs="one", where=harness.image_processor))
 def test_image_pipeline(subject):
     harness.check_image_pipeline(subject)
+
+
+@over(subjects("speech_row", configs="one"))
+def test_speech_pipeline(subject):
+    harness.check_speech_pipeline(subject)
 
 
 @over(subjects())

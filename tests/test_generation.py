@@ -2,7 +2,7 @@
 
 import generation
 import pytest
-from generation import answering, generating, windowed
+from generation import answering, answering_text, generating, windowed
 
 over_generating = pytest.mark.parametrize("subject", generating(), ids=str)
 
@@ -40,11 +40,7 @@ def test_generation(subject, check):
         generation.check_decoding,
         generation.check_stopping,
         generation.check_caches,
-        generation.check_assistants,
         generation.check_encoder_once,
-        generation.check_decoder_prompt,
-        generation.check_forced_tokens,
-        generation.check_embedded_prompt,
         generation.check_returned_dictionary,
         generation.check_text,
         generation.check_generation_config,
@@ -52,6 +48,21 @@ def test_generation(subject, check):
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
 def test_answers(subject, check):
+    check(subject)
+
+
+@pytest.mark.parametrize("subject", answering_text(), ids=str)
+@pytest.mark.parametrize(
+    "check",
+    [
+        generation.check_assistants,
+        generation.check_decoder_prompt,
+        generation.check_forced_tokens,
+        generation.check_embedded_prompt,
+    ],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+def test_answers_to_text(subject, check):
     check(subject)
 
 

@@ -33,7 +33,7 @@ PARENTS = {
     "mt5": "t5",
     "deit": "vit",
 }
-SKELETONS = ("modeling.py", "heads.py", "seq2seq.py", "losses.py", "configuration.py")
+SKELETONS = ("modeling.py", "heads.py", "seq2seq.py", "speech.py", "losses.py", "configuration.py")
 MODELING_LINES = 450
 BLOCK_PARAMETERS = 12
 
@@ -100,7 +100,7 @@ def configurations_need_no_torch(source: Source) -> list[str]:
 
 def skeletons_know_no_model(source: Source) -> list[str]:
     if (
-        source.path not in ("modeling.py", "heads.py", "seq2seq.py", "losses.py", "configuration.py")
+        source.path not in ("modeling.py", "heads.py", "seq2seq.py", "speech.py", "losses.py", "configuration.py")
         and source.room != "layers"
     ):
         return []
@@ -114,7 +114,7 @@ def models_know_their_parents(source: Source) -> list[str]:
     own = f"hf_ext.models.{source.architecture}"
     allowed = [
         own,
-        *(f"hf_ext.{name}" for name in ("layers", "modeling", "heads", "seq2seq", "losses", "configuration")),
+        *(f"hf_ext.{name}" for name in ("layers", "modeling", "heads", "seq2seq", "speech", "losses", "configuration")),
     ]
     if source.architecture in PARENTS:
         allowed.append(f"hf_ext.models.{PARENTS[source.architecture]}")

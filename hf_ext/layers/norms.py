@@ -55,3 +55,12 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+def keep_finite(x: Tensor) -> Tensor:
+    """In fp16 large activations overflow; the official encoders of BART and Whisper cut them off a little below the
+    largest number. Any shape -> the same."""
+    if x.dtype != torch.float16:
+        return x
+    limit = torch.finfo(x.dtype).max - 1000
+    return x.clamp(-limit, limit)

@@ -24,7 +24,7 @@ class Head:
             double (causal and choice at once), seq2seq (the decoder's tokens), aligned (next tokens that the caller has
             shifted); for images: image, image_teacher, image_embedding and backbone (none), image_row, masked_image;
             for texts that are pooled at their end: text and text_embedding (none); pair of texts and images (whether
-            there is a loss).
+            there is a loss); for speech: speech (none), speech_row, and seq2seq.
         overrides: configuration fields that this class needs.
         variants: further configurations for this class only, by name.
         without_gradient: patterns of parameters that no loss of this class reaches, in the stock class either.
@@ -230,10 +230,15 @@ def end_rows(ids: Tensor, mask: Tensor | None, config: object) -> Tensor:
 def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: int = 1) -> dict[str, Tensor]:
     """Labels for one head; token labels stand on real tokens only, and their number differs from row to row."""
     generator = torch.Generator().manual_seed(seed)
-    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-    batch, tokens = ids.shape[0], ids.shape[-1]
     if kind == "base":
         return {}
+    if kind == "seq2seq":
+        batch, tokens = inputs["decoder_input_ids"].shape
+        real = inputs.get("decoder_attention_mask", torch.ones(batch, tokens)).bool()
+        targets = text_inputs(kind, config, batch=batch, tokens=tokens, seed=seed)["input_ids"]
+        return {"labels": targets.masked_fill(~real, IGNORED)}
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    batch, tokens = ids.shape[0], ids.shape[-1]
     if kind == "choice":
         return {"labels": torch.randint(ids.shape[1], (batch,), generator=generator)}
     if kind in ("row", "next_sentence"):
@@ -251,11 +256,6 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
     if kind == "double":
         right = torch.randint(ids.shape[1], (batch,), generator=generator)
         return {"labels": ids.masked_fill(~real, IGNORED), "mc_labels": right}
-    if kind == "seq2seq":
-        batch, tokens = inputs["decoder_input_ids"].shape
-        real = inputs.get("decoder_attention_mask", torch.ones(batch, tokens)).bool()
-        targets = text_inputs(kind, config, batch=batch, tokens=tokens, seed=seed)["input_ids"]
-        return {"labels": targets.masked_fill(~real, IGNORED)}
     if kind in ("causal", "aligned"):
         return {"labels": ids.masked_fill(~real, IGNORED)}
     # masked, pretraining
@@ -265,6 +265,48 @@ def text_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: i
     if kind == "pretraining":
         labels["next_sentence_label"] = torch.randint(2, (batch,), generator=generator)
     return labels
+
+
+# --- speech inputs ------------------------------------------------------------------------------------------------
+
+SPEECH = ("speech", "speech_row")  # kinds of heads that take spectrograms, besides seq2seq
+
+
+def spectrograms(config: object, batch: int, *, seed: int = 0) -> Tensor:
+    """(B, mel bins, frames) of the configured length."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions, generator=generator)
+
+
+def speech_inputs(
+    kind: str,
+    config: object,
+    padding: str = "none",
+    *,
+    batch: int = 4,
+    tokens: int = 9,
+    seed: int = 0,
+    **kwargs: object,
+) -> dict[str, Tensor]:
+    """Spectrograms for the encoder; ids and a mask of the decoder as `seq2seq_inputs` has them. A decoder on its own
+    has the inputs of any other."""
+    if kind == "aligned":
+        return text_inputs(kind, config, padding, batch=batch, tokens=tokens, seed=seed, **kwargs)
+    inputs = {"input_features": spectrograms(config, batch, seed=seed)}
+    if kind == "speech_row":
+        return inputs
+    padding = padding if padding != "left" else "right"  # a decoder starts with its start token
+    decoder = text_inputs(kind, config, padding, batch=batch, tokens=max(1, tokens - 2), seed=seed + 100)
+    return {**inputs, **{f"decoder_{name}": value for name, value in decoder.items()}}
+
+
+def speech_labels(kind: str, config: object, inputs: dict[str, Tensor], *, seed: int = 1) -> dict[str, Tensor]:
+    """A class per clip."""
+    if kind != "speech_row":
+        return {}
+    generator = torch.Generator().manual_seed(seed)
+    rows = inputs["input_features"].shape[0]
+    return {"labels": torch.randint(config.num_labels, (rows,), generator=generator)}
 
 
 # --- image inputs -------------------------------------------------------------------------------------------------

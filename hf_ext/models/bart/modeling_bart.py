@@ -19,6 +19,7 @@ from hf_ext.heads import TaskLinear
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore
 from hf_ext.layers.embeddings import ScaledEmbedding, look_up, look_up_positions
 from hf_ext.layers.feedforward import make_activation
+from hf_ext.layers.norms import keep_finite
 from hf_ext.layers.packing import CrossPacking
 from hf_ext.modeling import ExtPreTrainedModel
 from hf_ext.models.bart.configuration_bart import ExtBartConfig
@@ -79,14 +80,6 @@ class ExtBartCrossAttention(CrossAttentionCore):
         """(B, T, C), (B, S, C) -> (B, T, C), weights (B, H, T, S) or None"""
         mixed, weights = self.attend_encoder(self.q_proj(x), encoder_hidden_states, **kwargs)
         return self.out_proj(mixed), weights
-
-
-def keep_finite(x: Tensor) -> Tensor:
-    """In fp16 large activations overflow; the official encoders cut them off a little below the largest number."""
-    if x.dtype != torch.float16:
-        return x
-    limit = torch.finfo(x.dtype).max - 1000
-    return x.clamp(-limit, limit)
 
 
 class ExtBartEncoderLayer(GradientCheckpointingLayer):

@@ -1,0 +1,1 @@
+"""Whisper (Radford et al., 2022)."""
