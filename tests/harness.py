@@ -284,11 +284,11 @@ def broad(*kinds: str, where: Callable[[Subject], bool] | None = None) -> list[S
     return every + [s for s in subjects(*kinds, configs="first", where=where) if s.kind not in main]
 
 
-def one_per_architecture(*kinds: str) -> list[Subject]:
-    """For each architecture, the first head of the first of these kinds that it has."""
+def one_per_architecture(*kinds: str, where: Callable[[Subject], bool] | None = None) -> list[Subject]:
+    """For each architecture, the first head of the first of these kinds that it has; `where` as in `subjects`."""
     found = []
     for model_type in hf_ext.architectures():
-        candidates = [s for s in subjects(*kinds, configs="one") if s.model_type == model_type]
+        candidates = [s for s in subjects(*kinds, configs="one", where=where) if s.model_type == model_type]
         candidates.sort(key=lambda s: kinds.index(s.kind))
         found += candidates[:1]
     return found

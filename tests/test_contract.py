@@ -14,6 +14,10 @@ import hf_ext
 ARCHITECTURES = list(hf_ext.architectures())
 
 
+def own_blocks(subject: Subject) -> bool:
+    return subject.case.blocks_of is None
+
+
 def is_text(subject: Subject) -> bool:
     return subject.is_text and subject.kind not in POOLED
 
@@ -30,7 +34,7 @@ def over(found: list[Subject]):
 
 attention = pytest.mark.parametrize("attn", IMPLEMENTATIONS)
 WITH_VOCABULARY = ("masked", "causal", "pretraining", "seq2seq", "aligned")
-LABELLED = (*WITH_VOCABULARY, "row", "next_sentence", "token", "span", "choice", "double")
+LABELLED = (*WITH_VOCABULARY, "row", "next_sentence", "token", "span", "choice", "double", "image_row", "speech_row")
 architecture = pytest.mark.parametrize("model_type", ARCHITECTURES)
 
 
@@ -228,29 +232,23 @@ def test_cache_in_training(subject):
     harness.check_cache_in_training(subject)
 
 
-LABELLED = (
-    "masked", "causal", "pretraining", "row", "next_sentence", "token", "span", "choice", "double", "image_row",
-    "speech_row",
-)  # fmt: skip
-
-
 # --- Trainer ------------------------------------------------------------------------------------------------------
 
 
-@over(subjects(*LABELLED, "masked_image", configs="one"))
+@over(subjects(*LABELLED, "masked_image", configs="one", where=own_blocks))
 def test_accumulation(subject):
     harness.check_accumulation(subject)
 
 
 @over(
-    one_per_architecture("masked", "causal", "seq2seq", "masked_image")
-    + one_per_architecture("row", "image_row", "speech_row")
+    one_per_architecture("masked", "causal", "seq2seq", "masked_image", where=own_blocks)
+    + one_per_architecture("row", "image_row", "speech_row", where=own_blocks)
 )
 def test_resume(subject):
     harness.check_resume(subject)
 
 
-@over(subjects(*LABELLED, configs="one"))
+@over(subjects(*LABELLED, configs="one", where=own_blocks))
 def test_evaluate(subject):
     harness.check_evaluate(subject)
 
@@ -301,13 +299,26 @@ def test_lora(subject):
     harness.check_lora(subject)
 
 
-@over(subjects(*BASES, "masked", "causal", "seq2seq", configs="one"))
+@over(subjects(*BASES, "masked", "causal", "seq2seq", configs="one", where=own_blocks))
 def test_lora_with_checkpointing(subject):
     harness.check_lora_with_checkpointing(subject)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@over(subjects("masked", "causal", "seq2seq", "row", "token", "span", "image_row", "speech_row", configs="one"))
+@over(
+    subjects(
+        "masked",
+        "causal",
+        "seq2seq",
+        "row",
+        "token",
+        "span",
+        "image_row",
+        "speech_row",
+        configs="one",
+        where=own_blocks,
+    )
+)
 def test_quantised(subject, bits):
     pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
     harness.check_quantised(subject, bits)
@@ -317,7 +328,8 @@ def test_quantised(subject, bits):
 
 
 # Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
-TRACED = one_per_architecture(*BASES) + one_per_architecture("masked", "causal", "seq2seq")
+TRACED = one_per_architecture(*BASES, where=own_blocks)
+TRACED += one_per_architecture("masked", "causal", "seq2seq", where=own_blocks)
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 

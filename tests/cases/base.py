@@ -72,6 +72,7 @@ class Case:
         wrong_in_stock: deterministic ways to generate (of `harness.MODES`, `generation.DECODING`) that fail or give
             other tokens than greedy search in the stock class, by a fault of its own; ours is compared with its greedy
             search.
+        blocks_of: the architecture whose blocks these are: what takes long and depends on the blocks is checked there.
         wide: fields of a configuration large enough to measure the spread of initial values.
         differs_in_training: configurations whose results in train mode, without dropout, are others by design.
         segments_are_words: whether `token_type_ids` are looked up among the words, so that zeros are not the default.
@@ -108,6 +109,7 @@ class Case:
     dropout: dict[str, float]
     nonsense: tuple[tuple[dict, str], ...]
     wide: dict
+    blocks_of: str | None = None
     inexpressible: tuple[tuple[dict, str], ...] = ()
     official_files: dict[str, dict] = field(default_factory=dict)
     legacy_keys: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict

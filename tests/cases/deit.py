@@ -5,6 +5,7 @@ from cases.vit import CASE as VIT
 from cases.vit import CONFIGS, NONSENSE, SQUARE, WIDE, file_name
 
 CASE = Case(
+    blocks_of="vit",
     is_decoder=False,
     heads={
         "ExtDeiTModel": Head("image"),

@@ -56,6 +56,7 @@ FROZEN = (r"(model\.)?(encoder|decoder)\.embed_positions\.weight",)
 UNUSED = (r"(model\.)?shared\.weight",)  # untied, each half has a table of its own
 
 CASE = Case(
+    blocks_of="bart",
     is_decoder=False,
     inputs=seq2seq_inputs,
     heads={

@@ -13,6 +13,7 @@ CONFIGS = {
 
 CASE = replace(
     BART,
+    blocks_of="bart",
     heads={name.replace("ExtBart", "ExtMBart"): head for name, head in BART.heads.items()},
     configs=CONFIGS,
     official_files={

@@ -26,6 +26,7 @@ class MT5ForTokenClassification(OfTheLibrary, transformers.MT5ForTokenClassifica
 
 CASE = dataclasses.replace(
     T5,
+    blocks_of="t5",
     heads={name.replace("T5", "MT5"): head for name, head in T5.heads.items()},
     configs={
         "gated": {

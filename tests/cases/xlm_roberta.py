@@ -26,6 +26,7 @@ XLM_ROBERTA_BASE = {
 }
 
 CASE = Case(
+    blocks_of="roberta",
     is_decoder=False,
     heads=roberta_heads("XLMRoberta"),
     # The blocks are RoBERTa's and tested there.
