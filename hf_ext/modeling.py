@@ -853,6 +853,8 @@ class BiasedModel:
                 bias = packing.bias_of_buckets(bias)
             elif self.config._attn_implementation in BUCKETED:
                 bias, attention_mask = add_bias(attention_mask, bias, bias.dtype), None
+            else:
+                kwargs["bias_apart"] = True
         return super().run_blocks(
             hidden_states,
             bias,
@@ -862,6 +864,18 @@ class BiasedModel:
             past_key_values=past_key_values,
             **kwargs,
         )
+
+
+class BiasedDecoderModel(BiasedModel):
+    """The same for decoders."""
+
+    def causal_mask(
+        self, hidden_states: Tensor, *, attention_mask: Tensor | None, rows: Packing | None, **inputs: object
+    ) -> Tensor | None:
+        """As `DecoderModel.causal_mask`; None without padding, since the bias says what is out of sight."""
+        if attention_mask is None and rows is None and self.config._attn_implementation in BUCKETED:
+            return None
+        return super().causal_mask(hidden_states, attention_mask=attention_mask, rows=rows, **inputs)
 
 
 class BiasedEncoderModel(BiasedModel):

@@ -28,7 +28,7 @@ from hf_ext.layers.packing import CrossPacking
 from hf_ext.layers.positions import RelativeBuckets
 from hf_ext.layers.relative import BiasedAttentionCore
 from hf_ext.layers.residual import cut_infinite
-from hf_ext.modeling import BiasedEncoderModel, BiasedModel, ExtPreTrainedModel, positional
+from hf_ext.modeling import BiasedDecoderModel, BiasedEncoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.t5.configuration_t5 import ExtT5Config
 from hf_ext.seq2seq import (
     EncoderDecoderModel,
@@ -279,7 +279,7 @@ class ExtT5Encoder(ExtT5Half, BiasedEncoderModel, SequenceEncoder, ExtT5PreTrain
     _can_record_outputs = {"hidden_states": ExtT5Block, "attentions": ExtT5SelfAttention}
 
 
-class ExtT5Decoder(ExtT5Half, BiasedModel, SequenceDecoder, ExtT5PreTrainedModel):
+class ExtT5Decoder(ExtT5Half, BiasedDecoderModel, SequenceDecoder, ExtT5PreTrainedModel):
     """The decoder."""
 
     is_decoder = True
