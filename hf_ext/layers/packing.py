@@ -17,6 +17,7 @@ n sequences of a bucket, L longest sequence of a bucket.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -207,6 +208,32 @@ class Packing:
             del x  # before the next piece is made
         return padded.view(*self.shape, *padded.shape[1:])
 
+    def bias_of_buckets(self, bias: Tensor) -> Tensor:
+        """What is added to the scores, made once for all layers.
+
+        One tensor and not one for each bucket: gradient checkpointing has to see it among the arguments of a block.
+
+        Args:
+            bias: (1, H, L, L) for the longest sequence, for tokens by their places in the sequence.
+
+        Returns:
+            (entries,), for each bucket (n or 1, H, L, L) with the smallest number at pads.
+        """
+        pieces = []
+        for bucket in self.buckets:
+            piece = bias[..., : bucket.length, : bucket.length]
+            if bucket.real is not None:
+                real = bucket.real.to(bias.device)[:, None, None, :]
+                piece = torch.where(real, piece, torch.finfo(bias.dtype).min)
+            pieces.append(piece.flatten())
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def split_bias(self, bucket_bias: Tensor, heads: int) -> list[Tensor]:
+        """What `bias_of_buckets` made -> for each bucket (n or 1, H, L, L)."""
+        shapes = [(1 if b.real is None else b.count, heads, b.length, b.length) for b in self.buckets]
+        pieces = bucket_bias.split([math.prod(shape) for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
     def attend(
         self,
         attention: Callable[..., tuple[Tensor, Tensor | None]],
@@ -220,6 +247,7 @@ class Packing:
         dropout: float,
         scaling: float,
         sliding_window: int | None = None,
+        bucket_bias: Tensor | None = None,
         **kwargs: object,
     ) -> Tensor:
         """Attention inside each sequence only.
@@ -229,11 +257,13 @@ class Packing:
             query: (B, H, T, D); key and value: (B, G, T, D), where B * T = N packed tokens.
             sliding_window: keys that a query of causal attention sees, the last ones; None: all earlier ones. Under
                 "sdpa" without a variable-length kernel, `attention` must know it.
+            bucket_bias: (entries,) of `bias_of_buckets`, which says what is out of sight as well; without it nothing
+                is added to the scores.
 
         Returns:
             (B, T, H, D)
         """
-        batch, _, tokens, _ = query.shape
+        batch, heads, tokens, _ = query.shape
         if implementation in FLASH:
             longest = max(self.lengths)
             boundaries = self.cu_seqlens.to(query.device)
@@ -254,19 +284,21 @@ class Packing:
             return out.view(batch, tokens, *out.shape[2:])
         # Token-major (N, H, D): a bucket is then a slice or one gather.
         query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        if implementation == "sdpa" and has_varlen_kernel(query, dropout):
+        if implementation == "sdpa" and bucket_bias is None and has_varlen_kernel(query, dropout):
             out = varlen_kernel(
                 query, key, value, self.cu_seqlens, max(self.lengths), is_causal, scaling, sliding_window
             )
             return out.view(batch, tokens, *out.shape[1:])
         outputs = []
-        for bucket in self.buckets:
+        masks = [None] * len(self.buckets) if bucket_bias is None else self.split_bias(bucket_bias, heads)
+        for bucket, mask in zip(self.buckets, masks, strict=True):
             rows = [bucket.rows(x).transpose(1, 2) for x in (query, key, value)]  # (n, H, L, D)
-            mask = None
-            if implementation == "eager" and is_causal:
+            if mask is None and implementation == "eager" and is_causal:
                 mask = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device).tril()
                 mask = (mask if sliding_window is None else mask.triu(1 - sliding_window))[None, None]
-            elif bucket.real is not None and not is_causal:  # causal rows are padded on the right, out of sight
+            elif (
+                mask is None and bucket.real is not None and not is_causal
+            ):  # causal rows are padded on the right, out of sight
                 mask = bucket.real.to(query.device)[:, None, None, :]
             out, _ = attention(
                 module, *rows, mask, dropout=dropout, scaling=scaling, is_causal=is_causal and mask is None, **kwargs

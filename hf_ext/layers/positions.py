@@ -1,4 +1,4 @@
-"""Positions: sinusoids, rotary embeddings, linear biases.
+"""Positions: sinusoids, rotary embeddings, linear biases, learned biases.
 
 Sinusoids (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, section 3.5) are added to the embeddings.
 
@@ -8,9 +8,14 @@ proportional to the position, so that their dot product depends on the distance 
 ALiBi (Press et al., 2021, https://arxiv.org/abs/2108.12409) lowers a score in proportion to the distance between query
 and key, with a slope of its own for each head.
 
-Shapes: B batch, T tokens, K keys, H heads, G key/value heads, D head width, R rotated width (D unless a part of the
-head is rotated), E extra coordinates of queries and keys.
+T5's biases (Raffel et al., 2019, https://arxiv.org/abs/1910.10683, section 2.1) are learned numbers added to a score,
+one for each head and each bucket of distances between query and key.
+
+Shapes: B batch, T tokens, Q queries, K keys, H heads, G key/value heads, D head width, R rotated width (D unless a part
+of the head is rotated), E extra coordinates of queries and keys.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -206,3 +211,54 @@ class Alibi:
         """
         slopes = alibi_slopes(self.num_heads, bias_max=self.bias_max, device=index.device)
         return slopes[:, None, None] * (index - own)[:, None, None]
+
+
+class RelativeBuckets:
+    """Learned biases by distance. Near keys have a bucket for each distance, those farther away share buckets whose
+    width grows with the logarithm of the distance, and the last bucket holds all that are at least `max_distance` away.
+
+    Args:
+        num_buckets: rows of the table.
+        max_distance: where the last bucket begins.
+        is_causal: whether keys after the query are out of sight. Where they are not, they have half of the buckets.
+    """
+
+    def __init__(self, *, num_buckets: int, max_distance: int, is_causal: bool) -> None:
+        self.num_buckets, self.max_distance, self.is_causal = num_buckets, max_distance, is_causal
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Index of the key minus index of the query -> bucket, of the same shape."""
+        if self.is_causal:
+            return self.one_sided(-distance.clamp(max=0), self.num_buckets)
+        half = self.num_buckets // 2
+        return self.one_sided(distance.abs(), half) + half * (distance > 0)
+
+    def one_sided(self, distance: Tensor, count: int) -> Tensor:
+        """Distances of at least 0 -> 0 to count - 1."""
+        exact = count // 2
+        share = torch.log(distance.clamp(min=exact).float() / exact) / math.log(self.max_distance / exact)
+        shared = exact + (share * (count - exact)).long()
+        return torch.where(distance < exact, distance, shared.clamp(max=count - 1))
+
+    def bias(self, table: nn.Module, *, queries: int, keys: int, past_length: int | Tensor = 0) -> Tensor:
+        """What is added to the scores.
+
+        It depends on the distance only, so that Q + K rows of the table are looked up, and not Q * K.
+
+        Args:
+            table: an embedding of shape (buckets, H).
+            queries: Q, keys: K; past_length: index of the first query (a tensor in caches of fixed length), that of
+                the first key being 0.
+
+        Returns:
+            (1, H, Q, K); the smallest number for keys that are out of sight.
+        """
+        span = queries + keys
+        distance = torch.arange(span, device=table.weight.device) - (queries - 1 + past_length)
+        values = table(self.buckets(distance)).t()  # (H, Q + K)
+        if self.is_causal:
+            values = values.masked_fill(distance > 0, torch.finfo(values.dtype).min)
+        # The first query begins at place Q - 1, each later one a place earlier: in Q copies side by side that is a step
+        # of Q + K - 1 from one to the next.
+        copies = values[:, None].expand(-1, queries, -1).flatten(1)[:, queries - 1 :]
+        return copies[:, : queries * (span - 1)].view(-1, queries, span - 1)[None, ..., :keys]
