@@ -55,3 +55,16 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class LayerNormWithoutBias(nn.LayerNorm):
+    """torch's LayerNorm with a weight and no bias, as PaLM has it (Chowdhery et al., 2022,
+    https://arxiv.org/abs/2204.02311, section 2).
+
+    Args:
+        width: C.
+        eps: added to the variance.
+    """
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__(width, eps=eps, bias=False)
