@@ -119,6 +119,11 @@ class Subject:
         return repaired or getattr(transformers, self.class_name.removeprefix("Ext"))
 
     @property
+    def as_stock(self) -> dict:
+        """What makes a class that is compared with itself compute as a stock class would: padding too."""
+        return {} if self.architecture.official_model_type else {"skip_padding": False}
+
+    @property
     def our_config(self) -> type:
         return self.architecture.config_class
 
@@ -368,10 +373,8 @@ def build(cls: type, subject: Subject, *, attn: str = "sdpa", folder: Path | Non
 
 def pair(subject: Subject, *, attn: str = "sdpa", ours: dict | None = None, **fields: object):
     """The stock model and ours from the same file; `fields` for both configurations, `ours` for ours only."""
-    # A class that is compared with itself computes padding when it stands for the stock class.
-    reference = {} if subject.architecture.official_model_type else {"skip_padding": False}
     return (
-        build(subject.stock, subject, attn=attn, **fields, **reference),
+        build(subject.stock, subject, attn=attn, **fields, **subject.as_stock),
         build(subject.ours, subject, attn=attn, **fields, **(ours or {})),
     )
 
@@ -843,7 +846,9 @@ def check_files_equal_stock(subject: Subject) -> None:
     inputs = subject.inputs(ours.config, "right")
     with torch.no_grad():
         actual = ours(**inputs, skip_padding=False)
-        compare_outputs(actual, stock.eval()(**inputs), "exported", subject.compared(inputs, "right"))
+        compare_outputs(
+            actual, stock.eval()(**inputs, **subject.as_stock), "exported", subject.compared(inputs, "right")
+        )
 
 
 # --- 6: generation ------------------------------------------------------------------------------------------------
@@ -1613,7 +1618,12 @@ def check_resize(subject: Subject) -> None:
         with no_warning(), torch.no_grad():
             stock = subject.stock.from_pretrained(export).eval()
             actual = model(**inputs, skip_padding=False)
-            compare_outputs(actual, stock(**inputs), "exported after resizing", subject.compared(inputs, "right"))
+            compare_outputs(
+                actual,
+                stock(**inputs, **subject.as_stock),
+                "exported after resizing",
+                subject.compared(inputs, "right"),
+            )
 
 
 def check_keys_are_stable(subject: Subject) -> None:

@@ -46,6 +46,12 @@ class NoPositions(nn.Module):
         super().__init__()
         self.width, self.num_heads, self.head_dim = width, num_heads, head_dim
         self.max_positions, self.is_causal = max_positions, is_causal
+        self.has_bias = self.adds_bias(is_causal)
+
+    @classmethod
+    def adds_bias(cls, is_causal: bool) -> bool:
+        """Whether a half of this kind has a bias: where that depends on the half, this says so."""
+        return cls.has_bias
 
     def embed(self, x: Tensor, position_ids: Tensor | None, past_length: int | Tensor) -> Tensor:
         """Embeddings (B, T, C) and positions (B or 1, T), None for those after `past_length` tokens -> (B, T, C)"""
@@ -136,9 +142,13 @@ class AlibiPositions(NoPositions):
 
     def __init__(self, *, bias_max: float = 8, **sizes: int) -> None:
         super().__init__(**sizes)
-        self.bias_max, self.has_bias = bias_max, not self.is_causal
+        self.bias_max = bias_max
         if self.is_causal:
             self.alibi = Alibi(num_heads=self.num_heads, scaling=self.head_dim**-0.5, bias_max=bias_max)
+
+    @classmethod
+    def adds_bias(cls, is_causal: bool) -> bool:
+        return not is_causal
 
     def bias(self, queries: int, keys: int, past_length: int | Tensor, device: torch.device) -> Tensor:
         query, key = torch.arange(queries, device=device) + past_length, torch.arange(keys, device=device)
@@ -169,5 +179,7 @@ class RelativePositions(NoPositions):
 def hide_later(bias: Tensor, past_length: int | Tensor) -> Tensor:
     """(1, H, Q, K) -> the same, the smallest number where the key stands after the query."""
     queries, keys = bias.shape[-2:]
+    if isinstance(past_length, int) and queries == 1 and keys == past_length + 1:  # the step of decoding
+        return bias
     query = torch.arange(queries, device=bias.device)[:, None] + past_length
     return bias.masked_fill(torch.arange(keys, device=bias.device) > query, torch.finfo(bias.dtype).min)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils.import_utils import is_tracing
 
 
 def sinusoids(positions: int, width: int, *, device: torch.device | None = None) -> Tensor:
@@ -213,6 +214,9 @@ class Alibi:
         return slopes[:, None, None] * (index - own)[:, None, None]
 
 
+STEPS = 256  # decoding computes the buckets of its keys once in as many steps
+
+
 class RelativeBuckets:
     """Learned biases by distance. Near keys have a bucket for each distance, those farther away share buckets whose
     width grows with the logarithm of the distance, and the last bucket holds all that are at least `max_distance` away.
@@ -225,6 +229,7 @@ class RelativeBuckets:
 
     def __init__(self, *, num_buckets: int, max_distance: int, is_causal: bool) -> None:
         self.num_buckets, self.max_distance, self.is_causal = num_buckets, max_distance, is_causal
+        self.kept: Tensor | None = None
 
     def buckets(self, distance: Tensor) -> Tensor:
         """Index of the key minus index of the query -> bucket, of the same shape."""
@@ -240,6 +245,13 @@ class RelativeBuckets:
         shared = exact + (share * (count - exact)).long()
         return torch.where(distance < exact, distance, shared.clamp(max=count - 1))
 
+    def buckets_before(self, keys: int, device: torch.device) -> Tensor:
+        """(keys,) buckets of the last `keys` keys for a query at the last of them; kept until another number is asked
+        for."""
+        if self.kept is None or self.kept.shape[0] != keys or self.kept.device != device:
+            self.kept = self.buckets(torch.arange(1 - keys, 1, device=device))
+        return self.kept
+
     def bias(self, table: nn.Module, *, queries: int, keys: int, past_length: int | Tensor = 0) -> Tensor:
         """What is added to the scores.
 
@@ -253,8 +265,13 @@ class RelativeBuckets:
         Returns:
             (1, H, Q, K); the smallest number for keys that are out of sight.
         """
+        weight, decoding = table.weight, queries == 1 and self.is_causal and not torch.is_grad_enabled()
+        if decoding and isinstance(past_length, int) and keys == past_length + 1 and not is_tracing(weight):
+            # The step of decoding: looking up buckets that were computed before takes a fourth of the operations.
+            rounded = (keys // STEPS + 1) * STEPS
+            return table(self.buckets_before(rounded, weight.device)[-keys:]).t()[None, :, None]
         span = queries + keys
-        distance = torch.arange(span, device=table.weight.device) - (queries - 1 + past_length)
+        distance = torch.arange(span, device=weight.device) - (queries - 1 + past_length)
         values = table(self.buckets(distance)).t()  # (H, Q + K)
         if self.is_causal:
             values = values.masked_fill(distance > 0, torch.finfo(values.dtype).min)

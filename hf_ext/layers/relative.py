@@ -9,7 +9,7 @@ Shapes: B batch, Q queries, K keys, H query heads, G key/value heads, D head wid
 from torch import Tensor
 
 from hf_ext.layers.attention import AttentionCore
-from hf_ext.layers.packing import BUCKETED, Packing
+from hf_ext.layers.packing import Packing
 
 
 class BiasedAttentionCore(AttentionCore):
@@ -24,6 +24,7 @@ class BiasedAttentionCore(AttentionCore):
         position_bias: Tensor,
         packing: Packing | None = None,
         attention_mask: Tensor | None = None,
+        bias_apart: bool = False,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         """query (B, H, Q, D), key and value (B, G, K, D) -> (B, Q, H * D), weights.
@@ -31,12 +32,12 @@ class BiasedAttentionCore(AttentionCore):
         Args:
             position_bias: (B or 1, H, Q, K), with the mask in it for "eager" and "sdpa"; for packed tokens as
                 `Packing.bias_of_buckets` makes it.
-            attention_mask: that of other implementations, which add the bias by themselves.
+            attention_mask: that of other implementations, which add the bias by themselves (`bias_apart`).
         """
         if packing is not None:
             kwargs["bucket_bias"] = position_bias
-        elif self.config._attn_implementation in BUCKETED:
-            attention_mask = position_bias
-        else:
+        elif bias_apart:
             kwargs["position_bias"] = position_bias
+        else:
+            attention_mask = position_bias
         return super().mix(query, key, value, packing=packing, attention_mask=attention_mask, **kwargs)

@@ -3,7 +3,7 @@ compares what it computes with other programs, over many more combinations."""
 
 import random
 
-from cases.base import PADDINGS, Case, Head, seq2seq_inputs
+from cases.base import Case, Head, seq2seq_inputs
 
 
 def transformer_configs(seed: int = 11) -> dict[str, dict]:
@@ -87,7 +87,6 @@ CASE = Case(
         ({"label_smoothing": 1.5}, "label_smoothing"),
         ({"model_type": "marian"}, "ext_transformer"),
     ),
-    own_padding={"all": PADDINGS},
     wide={"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 320},
     adapter_targets=["q_proj", "v_proj"],
     decoder_needs_input=True,

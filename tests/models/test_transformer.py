@@ -548,6 +548,8 @@ def test_biases_rule_out_flash_attention() -> None:
     assert not build(architecture="decoder", positions="relative")._supports_flash_attn
     assert build(architecture="decoder", positions="alibi")._supports_flash_attn
     assert not build(architecture="encoder", positions="alibi")._supports_flash_attn
+    with pytest.raises(ValueError, match="does not support Flash Attention 2"):
+        build(architecture="decoder", positions="relative", attn_implementation="flash_attention_2")
 
 
 def test_bare_model_of_one_half() -> None:

@@ -56,7 +56,9 @@ class ExtTransformerPreTrainedModel(ExtPreTrainedModel):
     @property
     def _supports_flash_attn(self) -> bool:
         # Its kernels add nothing to the scores.
-        return not any(getattr(module, "has_bias", False) for module in self.modules())
+        halves = {"encoder": (False,), "decoder": (True,), "encoder-decoder": (False, True)}
+        scheme = POSITIONS[self.config.positions]
+        return not any(scheme.adds_bias(is_causal) for is_causal in halves[self.config.architecture])
 
 
 class ExtTransformerHalf:
@@ -138,6 +140,8 @@ class ExtTransformerHalf:
             bias = self.position_bias(hidden_states, packing, past_key_values)
             if packing is None and self.config._attn_implementation in BUCKETED:
                 bias, attention_mask = add_bias(attention_mask, bias, bias.dtype), None
+            elif packing is None:
+                kwargs["bias_apart"] = True
         return super().run_blocks(
             hidden_states,
             bias,

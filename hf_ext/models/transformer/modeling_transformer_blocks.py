@@ -13,9 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hf_ext.layers.alibi import AlibiAttentionCore
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore
+from hf_ext.layers.norm_placement import PostNorm, PreNorm, SandwichNorm
 from hf_ext.layers.packing import CrossPacking
 from hf_ext.layers.relative import BiasedAttentionCore
-from hf_ext.layers.residual import PostNorm, PreNorm, SandwichNorm
 from hf_ext.models.transformer.configuration_transformer import ExtTransformerConfig
 from hf_ext.registry import FEEDFORWARDS, NORMS
 
