@@ -14,6 +14,9 @@ _LAZY = {
     "ExtConfig": "hf_ext.configuration",
     "ExtPreTrainedModel": "hf_ext.modeling",
     "export_official": "hf_ext.hub.official",
+    "register_feedforward": "hf_ext.registry",
+    "register_norm": "hf_ext.registry",
+    "register_position": "hf_ext.registry",
 }
 for _architecture in ARCHITECTURES.values():
     _FOLDER = _architecture.folder

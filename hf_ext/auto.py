@@ -21,7 +21,8 @@ class Architecture:
 
     Args:
         name: the official model type in snake case, and the folder under `hf_ext/models`.
-        official_model_type: as the Hub spells it.
+        official_model_type: as the Hub spells it; None for an architecture of this package's own, which has no stock
+            class: there is nothing to take over, and nothing to export to.
         config: name of the configuration class.
         heads: Auto class -> our class.
         others: public model classes that no Auto class leads to.
@@ -29,7 +30,7 @@ class Architecture:
     """
 
     name: str
-    official_model_type: str
+    official_model_type: str | None
     config: str
     heads: dict[str, str]
     others: tuple[str, ...] = ()
@@ -381,6 +382,19 @@ ARCHITECTURES = {
             },
         ),
         Architecture(
+            name="transformer",
+            official_model_type=None,
+            config="ExtTransformerConfig",
+            heads={
+                "AutoModel": "ExtTransformerModel",
+                "AutoModelForCausalLM": "ExtTransformerForCausalLM",
+                "AutoModelForMaskedLM": "ExtTransformerForMaskedLM",
+                "AutoModelForSeq2SeqLM": "ExtTransformerForConditionalGeneration",
+                "AutoModelForSequenceClassification": "ExtTransformerForSequenceClassification",
+                "AutoModelForTokenClassification": "ExtTransformerForTokenClassification",
+            },
+        ),
+        Architecture(
             name="clip",
             official_model_type="clip",
             config="ExtCLIPConfig",
@@ -435,7 +449,7 @@ def architecture_of(model_type: str) -> Architecture:
     for architecture in ARCHITECTURES.values():
         if model_type in (architecture.model_type, architecture.official_model_type, architecture.name):
             return architecture
-    known = ", ".join(sorted(a.official_model_type for a in ARCHITECTURES.values()))
+    known = ", ".join(sorted(a.official_model_type or a.model_type for a in ARCHITECTURES.values()))
     raise ValueError(f"model type {model_type!r} is not one of this package's architectures: {known}.")
 
 
@@ -581,6 +595,8 @@ class Takeover:
 
         ours = bool(Takeover.active) and not Takeover.suspended
         for architecture in ARCHITECTURES.values():
+            if architecture.official_model_type is None:
+                continue
             if ours:
                 CONFIG_MAPPING._extra_content[architecture.official_model_type] = architecture.config_class
             else:

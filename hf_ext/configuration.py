@@ -28,7 +28,7 @@ class ExtConfig(PreTrainedConfig):
         loss_chunk_size: rows of logits that exist at the same time while the vocabulary loss is computed.
     """
 
-    official_model_type: ClassVar[str] = ""
+    official_model_type: ClassVar[str] = ""  # empty for an architecture of this package's own
     # Fields of this package that say how to compute, not what: the official export leaves them out.
     runtime_fields: ClassVar[tuple[str, ...]] = ("skip_padding", "output_logits", "loss_chunk_size")
 
@@ -52,10 +52,10 @@ class ExtConfig(PreTrainedConfig):
         """
         if found and cls.model_type and found not in (cls.model_type, cls.official_model_type):
             where = f" in {os.fspath(source)}" if source is not None else ""
+            read = " and ".join(repr(name) for name in (cls.official_model_type, cls.model_type) if name)
             raise ValueError(
-                f"model_type is {found!r}{where}, but {cls.__name__} reads {cls.official_model_type!r} and "
-                f"{cls.model_type!r}. Load this checkpoint with the classes of its own architecture, for example "
-                "through AutoConfig and AutoModel."
+                f"model_type is {found!r}{where}, but {cls.__name__} reads {read}. Load this checkpoint "
+                "with the classes of its own architecture, for example through AutoConfig and AutoModel."
             )
 
     @classmethod
@@ -87,6 +87,11 @@ class ExtConfig(PreTrainedConfig):
         Fields unknown to both stay: the official configuration keeps them too. Configurations with choices of their
         own extend this.
         """
+        if not self.official_model_type:
+            raise ValueError(
+                f"model_type {self.model_type!r} is this package's own: there is no official architecture to export "
+                "to. Save the model with save_pretrained; whoever loads it imports hf_ext."
+            )
 
     def require_at_least(self, field: str, least: int) -> None:
         """Raise ValueError unless the integer field is at least `least`."""

@@ -346,6 +346,24 @@ class EncoderModel(BlockStack):
             return None
         return Packing.from_mask(attention_mask)
 
+    def place_arguments(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_ids: Tensor | None,
+        past_length: int | Tensor,
+        padded: Packing | None,
+    ) -> dict[str, object]:
+        """What tells the blocks where the tokens stand, once for all of them: keyword arguments of every block. None
+        unless an architecture has positions beyond the embedding.
+
+        Args:
+            hidden_states: (B, T, C), or (1, N, C) where padding is left out.
+            position_ids: (B or 1, T) of the padded batch, None for those that follow `past_length` tokens.
+            padded: the plan by which padding was left out, or None.
+        """
+        return {}
+
     def attention_masks(
         self,
         hidden_states: Tensor,
@@ -444,6 +462,7 @@ class EncoderModel(BlockStack):
             *(() if encoder_hidden_states is None or not is_decoder else (encoder_hidden_states,)),
             attention_mask=attention_mask,
             encoder_attention_mask=encoder_attention_mask,
+            **self.place_arguments(hidden_states, position_ids=position_ids, past_length=past_length, padded=padded),
             past_key_values=past_key_values,
             packing=packing,
             return_dict=True,

@@ -116,8 +116,18 @@ class Subject:
 
     @property
     def stock(self) -> type[PreTrainedModel]:
+        """The class to compare with. An architecture of the package's own has none: it is compared with itself, so that
+        what remains are the checks of loading, kernels, padding, packing, caches, training; what it computes is tested
+        in a file of its own."""
+        if self.architecture.official_model_type is None:
+            return self.ours
         repaired = self.case.stock_classes.get(self.class_name)
         return repaired or getattr(transformers, self.class_name.removeprefix("Ext"))
+
+    @property
+    def as_stock(self) -> dict:
+        """What makes a class that is compared with itself compute as a stock class would: padding too."""
+        return {} if self.architecture.official_model_type else {"skip_padding": False}
 
     @property
     def our_config(self) -> type:
@@ -125,6 +135,8 @@ class Subject:
 
     @property
     def stock_config(self) -> type:
+        if self.architecture.official_model_type is None:
+            return self.our_config
         return getattr(transformers, self.architecture.config.removeprefix("Ext"))
 
     @property
@@ -338,6 +350,16 @@ def stock_folder(subject: Subject) -> Path:
     return folder
 
 
+def write_official(model: PreTrainedModel, folder: Path, *, tokenizer: object | None = None) -> None:
+    """Write what the stock class reads; where there is none, what ours reads."""
+    if model.config.official_model_type:
+        hf_ext.export_official(model, folder, tokenizer=tokenizer)
+        return
+    for part in (model, tokenizer):
+        if part is not None:
+            part.save_pretrained(folder)
+
+
 @dataclass
 class Alarm:
     """What was logged or warned."""
@@ -389,7 +411,7 @@ def build(cls: type, subject: Subject, *, attn: str = "sdpa", folder: Path | Non
 def pair(subject: Subject, *, attn: str = "sdpa", ours: dict | None = None, **fields: object):
     """The stock model and ours from the same file; `fields` for both configurations, `ours` for ours only."""
     return (
-        build(subject.stock, subject, attn=attn, **fields),
+        build(subject.stock, subject, attn=attn, **fields, **subject.as_stock),
         build(subject.ours, subject, attn=attn, **fields, **(ours or {})),
     )
 
@@ -542,7 +564,7 @@ def check_case_exists(model_type: str) -> None:
     assert described == set(architecture.class_names()), (
         f"tests/cases/ and the table of architectures disagree on {described ^ set(architecture.class_names())}"
     )
-    for class_name in architecture.class_names():
+    for class_name in architecture.class_names() if architecture.official_model_type else ():
         assert hasattr(transformers, class_name.removeprefix("Ext")), f"{class_name} has no stock class to compare with"
 
 
@@ -642,7 +664,7 @@ def check_inexpressible(model_type: str, fields: dict, named: str) -> None:
 def check_signature(model_type: str) -> None:
     """Arguments given by position would land elsewhere than in the stock class; `Trainer` drops columns not named."""
     architecture = hf_ext.architectures()[model_type]
-    for class_name in architecture.class_names():
+    for class_name in architecture.class_names() if architecture.official_model_type else ():
         stock = getattr(transformers, class_name.removeprefix("Ext"))
         ours, stock = (inspect.signature(cls.forward).parameters for cls in (architecture.load(class_name), stock))
         official = [name for name, p in stock.items() if p.kind is not p.VAR_KEYWORD]
@@ -858,7 +880,7 @@ def check_files_equal_stock(subject: Subject) -> None:
 
     export = scratch() / "export"
     with no_warning():
-        hf_ext.export_official(ours, export)
+        write_official(ours, export)
     assert_same_weights(subject, export, stock_path)
     with no_warning():
         stock, info = subject.stock.from_pretrained(export, output_loading_info=True)
@@ -872,7 +894,9 @@ def check_files_equal_stock(subject: Subject) -> None:
     inputs = subject.inputs(ours.config, "right")
     with torch.no_grad():
         actual = ours(**inputs, skip_padding=False)
-        compare_outputs(actual, stock.eval()(**inputs), "exported", subject.compared(inputs, "right"))
+        compare_outputs(
+            actual, stock.eval()(**inputs, **subject.as_stock), "exported", subject.compared(inputs, "right")
+        )
 
 
 # --- 6: generation ------------------------------------------------------------------------------------------------
@@ -1564,7 +1588,7 @@ def check_base_into_head(subject: Subject) -> None:
         head, info = subject.ours.from_pretrained(folder, config=config, output_loading_info=True)
     stock_config = subject.stock_config(**subject.fields)
     export = scratch() / "export"
-    hf_ext.export_official(model, export)
+    write_official(model, export)
     _, reference = subject.stock.from_pretrained(export, config=stock_config, output_loading_info=True)
     assert set(info["missing_keys"]) == {subject.stock_name(name) for name in reference["missing_keys"]}
     assert info["unexpected_keys"] <= reference["unexpected_keys"]  # ours may know that they are another part's
@@ -1659,12 +1683,17 @@ def check_resize(subject: Subject) -> None:
         assert not any(info.values()), info
         assert_identical(state(again), state(model), "saved after resizing")
         export = scratch() / "export"
-        hf_ext.export_official(model, export)
+        write_official(model, export)
         allow = ("we will NOT tie",) if subject.case.stock_always_ties else ()
         with no_warning(allow), torch.no_grad():
             stock = subject.stock.from_pretrained(export).eval()
             actual = model(**inputs, skip_padding=False)
-            compare_outputs(actual, stock(**inputs), "exported after resizing", subject.compared(inputs, "right"))
+            compare_outputs(
+                actual,
+                stock(**inputs, **subject.as_stock),
+                "exported after resizing",
+                subject.compared(inputs, "right"),
+            )
 
 
 def reads_folders(architecture: hf_ext.Architecture) -> list[str]:
@@ -1835,7 +1864,7 @@ def check_lora(subject: Subject) -> None:
         assert type(merged) is subject.ours
         compare_outputs(merged(**inputs), expected, "merged", real)
         export = scratch() / "export"
-        hf_ext.export_official(merged, export)
+        write_official(merged, export)
         compare_outputs(subject.stock.from_pretrained(export).eval()(**inputs), expected, "merged and exported", real)
 
 
@@ -2047,7 +2076,7 @@ def ours_and_official_folders(subject: Subject) -> tuple[Path, Path]:
     model.save_pretrained(ours)
     if tokenizer is not None:
         tokenizer.save_pretrained(ours)
-    hf_ext.export_official(model, official, tokenizer=tokenizer)
+    write_official(model, official, tokenizer=tokenizer)
     if subject.is_speech:
         for folder in (ours, official):
             feature_extractor(subject).save_pretrained(folder)
@@ -2071,7 +2100,7 @@ def check_auto_classes(model_type: str) -> None:
                 assert type(auto_class.from_pretrained(official)) is subject.ours, f"{auto} in a takeover"
             if subject.stock_config in auto_class._model_mapping:  # ours may be reached by more Auto classes
                 found = type(auto_class.from_pretrained(official))
-                assert found is getattr(transformers, class_name.removeprefix("Ext")), f"{auto} after a takeover"
+                assert found is subject.stock, f"{auto} after a takeover"
     assert type(AutoConfig.from_pretrained(ours)) is subject.our_config
     if subject.is_image or subject.kind == "pair":
         if image_processor(subject) is None:

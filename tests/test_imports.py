@@ -33,7 +33,9 @@ PARENTS = {
     "mt5": "t5",
     "deit": "vit",
 }
-SKELETONS = ("modeling.py", "heads.py", "seq2seq.py", "speech.py", "losses.py", "configuration.py")
+SKELETONS = (
+    "modeling.py", "heads.py", "seq2seq.py", "speech.py", "losses.py", "configuration.py", "registry.py",
+)  # fmt: skip
 MODELING_LINES = 450
 BLOCK_PARAMETERS = 12
 
@@ -99,10 +101,7 @@ def configurations_need_no_torch(source: Source) -> list[str]:
 
 
 def skeletons_know_no_model(source: Source) -> list[str]:
-    if (
-        source.path not in ("modeling.py", "heads.py", "seq2seq.py", "speech.py", "losses.py", "configuration.py")
-        and source.room != "layers"
-    ):
+    if source.path not in SKELETONS and source.room != "layers":
         return []
     rooms = ("models", *UPPER_ROOMS)
     return [name for name in source.reached() if any(within(name, f"hf_ext.{room}") for room in rooms)]
@@ -114,7 +113,10 @@ def models_know_their_parents(source: Source) -> list[str]:
     own = f"hf_ext.models.{source.architecture}"
     allowed = [
         own,
-        *(f"hf_ext.{name}" for name in ("layers", "modeling", "heads", "seq2seq", "speech", "losses", "configuration")),
+        *(
+            f"hf_ext.{name}"
+            for name in ("layers", "modeling", "heads", "seq2seq", "speech", "losses", "configuration", "registry")
+        ),
     ]
     if source.architecture in PARENTS:
         allowed.append(f"hf_ext.models.{PARENTS[source.architecture]}")

@@ -28,7 +28,7 @@ def models() -> None:
         shown = ", ".join(f"{name.removeprefix(common) or 'Model'}" for name in heads) if len(heads) > 1 else heads[0]
         table.add_row(
             architecture.name,
-            architecture.official_model_type,
+            architecture.official_model_type or "none",
             architecture.model_type,
             f"{common}: {shown}" if len(heads) > 1 else shown,
         )

@@ -34,6 +34,75 @@ class GatedFeedForward(nn.Module):
         self.down_proj = nn.Linear(inner_width, width, bias=bias)
         self.act_fn = make_activation(activation)
 
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., inner_width)"""
+        return self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)"""
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.inner(x))
+
+
+# --- choices of a configuration (`hf_ext.registry.FEEDFORWARDS`) --------------------------------------------------
+
+
+class PlainFeedForward(nn.Module):
+    """down(dropout(act(up(x)))) (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, section 3.3). A subclass says
+    with which activation.
+
+    Args:
+        width: C.
+        inner_width: width between the projections.
+        bias: whether the projections have biases.
+        dropout: probability of dropping a number between the projections in training.
+    """
+
+    activation: str
+
+    def __init__(self, *, width: int, inner_width: int, bias: bool, dropout: float) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(width, inner_width, bias=bias)
+        self.down_proj = nn.Linear(inner_width, width, bias=bias)
+        self.act_fn = make_activation(self.activation)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C)"""
+        return self.down_proj(self.dropout(self.act_fn(self.up_proj(x))))
+
+
+class ReluFeedForward(PlainFeedForward):
+    """With ReLU: the paper's."""
+
+    activation = "relu"
+
+
+class GeluFeedForward(PlainFeedForward):
+    """With GELU (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415)."""
+
+    activation = "gelu"
+
+
+class DroppedGatedFeedForward(GatedFeedForward):
+    """down(dropout(act(gate(x)) * up(x))). A subclass says with which activation; arguments as `PlainFeedForward`."""
+
+    activation: str
+
+    def __init__(self, *, width: int, inner_width: int, bias: bool, dropout: float) -> None:
+        super().__init__(width=width, inner_width=inner_width, activation=self.activation, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.dropout(super().inner(x))
+
+
+class SwiGLU(DroppedGatedFeedForward):
+    """Gated by SiLU (Shazeer, 2020, https://arxiv.org/abs/2002.05202)."""
+
+    activation = "silu"
+
+
+class GeGLU(DroppedGatedFeedForward):
+    """Gated by GELU (Shazeer, 2020)."""
+
+    activation = "gelu"

@@ -57,6 +57,19 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
+class LayerNormWithoutBias(nn.LayerNorm):
+    """torch's LayerNorm with a weight and no bias, as PaLM has it (Chowdhery et al., 2022,
+    https://arxiv.org/abs/2204.02311, section 2).
+
+    Args:
+        width: C.
+        eps: added to the variance.
+    """
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__(width, eps=eps, bias=False)
+
+
 def keep_finite(x: Tensor) -> Tensor:
     """In fp16 large activations overflow; the official encoders of BART and Whisper cut them off a little below the
     largest number. Any shape -> the same."""

@@ -13,6 +13,9 @@ _HOMES = {
     "DistillationTrainer": "distillation",
     "LogitScaleLimit": "contrastive",
     "diagnose": "diagnosis",
+    "noam": "schedules",
+    "noam_arguments": "schedules",
+    "noam_rate": "schedules",
     "epoch_table": "diagnosis",
     "span_f1": "metrics",
 }
