@@ -327,7 +327,7 @@ def scratch() -> Path:
 def randomise(model: nn.Module, seed: int = 0, rename: Callable[[str], str] = str) -> None:
     """Random values in every parameter: zeros and ones would hide a bias or a norm that is wired wrongly."""
     generator = torch.Generator().manual_seed(seed)
-    computed = model._keys_to_ignore_on_save or ()  # in no file
+    computed = getattr(model, "_keys_to_ignore_on_save", None) or ()  # in no file
     named = {rename(name): parameter for name, parameter in model.named_parameters() if name not in computed}
     for name, parameter in sorted(named.items()):  # by name: the order of registration may differ
         noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
