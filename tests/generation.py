@@ -28,6 +28,7 @@ from harness import (
     subjects,
     tensors_of,
     tiny_tokenizer,
+    write_official,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -40,7 +41,6 @@ from transformers import (
     TextStreamer,
 )
 
-import hf_ext
 from hf_ext.layers.attention import CrossAttentionCore
 
 NEW = 10
@@ -493,7 +493,7 @@ def check_generation_config(subject: Subject) -> None:
     )  # fmt: skip
     folder, official = scratch(), scratch() / "export"
     ours.save_pretrained(folder)
-    hf_ext.export_official(ours, official)
+    write_official(ours, official)
     rows, _ = prompts(subject, ours.config)
     expected = generate(ours, {"input_ids": rows[0]}, max_new_tokens=None)
     for cls, place in ((subject.ours, folder), (subject.stock, official), (subject.ours, official)):
