@@ -255,9 +255,20 @@ class ExtTransformerModel(EncoderDecoderModel, ExtTransformerPreTrainedModel):
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: object
     ) -> ModelOutput:
-        """As `EncoderDecoderModel.forward`, or as that of the only half: `EncoderModel`, `DecoderModel`."""
+        """As `EncoderDecoderModel.forward`, or as that of the only half: `EncoderModel`, `DecoderModel`.
+
+        Raises:
+            ValueError: inputs that contradict each other, or of a half that the model does not have.
+        """
         if self.config.is_encoder_decoder:
             return super().forward(input_ids, attention_mask, **kwargs)
+        foreign = [name for name in kwargs if name.startswith("decoder_") or name == "encoder_outputs"]
+        if any(kwargs[name] is not None for name in foreign):
+            raise ValueError(
+                f"{' and '.join(foreign)} given, but a model with architecture={self.config.architecture!r} has one "
+                "half, which takes input_ids or inputs_embeds."
+            )
+        kwargs = {name: value for name, value in kwargs.items() if name not in foreign}
         return self.halves()[0](input_ids=input_ids, attention_mask=attention_mask, **kwargs)
 
 
