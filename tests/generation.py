@@ -29,6 +29,7 @@ from harness import (
     subjects,
     tensors_of,
     tiny_tokenizer,
+    write_official,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -41,7 +42,6 @@ from transformers import (
     TextStreamer,
 )
 
-import hf_ext
 from hf_ext.layers.attention import CrossAttentionCore
 
 NEW = 10
@@ -501,7 +501,7 @@ def check_generation_config(subject: Subject) -> None:
     )  # fmt: skip
     folder, official = scratch(), scratch() / "export"
     ours.save_pretrained(folder)
-    hf_ext.export_official(ours, official)
+    write_official(ours, official)
     rows, _ = prompts(subject, ours.config)
     batch = as_prompt(subject, rows[0])
     expected = generate(ours, batch, max_new_tokens=None)

@@ -560,3 +560,5 @@ def test_bare_model_of_one_half() -> None:
         output = model(torch.ones(2, 3, dtype=torch.long), output_hidden_states=True, output_attentions=True)
         assert output.last_hidden_state.shape == (2, 3, 16)
         assert len(output.hidden_states) == 3 and len(output.attentions) == 2
+        with pytest.raises(ValueError, match=f"decoder_input_ids given.*architecture='{architecture}'"):
+            model(torch.ones(2, 3, dtype=torch.long), decoder_input_ids=torch.ones(2, 3, dtype=torch.long))

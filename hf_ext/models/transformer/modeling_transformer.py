@@ -8,6 +8,9 @@ Shapes: B batch, S encoder tokens, T tokens of either half, N real encoder token
 width, V vocabulary.
 """
 
+from collections.abc import Iterable
+from itertools import islice
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
@@ -24,7 +27,7 @@ from hf_ext.heads import (
 from hf_ext.layers.embeddings import ScaledEmbedding, look_up
 from hf_ext.layers.packing import BUCKETED, Packing
 from hf_ext.layers.position_schemes import hide_later
-from hf_ext.modeling import AlibiDecoderModel, ExtPreTrainedModel, add_bias
+from hf_ext.modeling import AlibiDecoderModel, ExtPreTrainedModel, add_bias, positional
 from hf_ext.models.transformer.configuration_transformer import ExtTransformerConfig
 from hf_ext.models.transformer.modeling_transformer_blocks import (
     BLOCKS,
@@ -67,7 +70,7 @@ class ExtTransformerHalf:
 
     is_causal_half: bool
 
-    def __init__(self, config: ExtTransformerConfig, layers: int) -> None:
+    def __init__(self, config: ExtTransformerConfig) -> None:
         super().__init__(config)
         block_class, width = BLOCKS[config.norm_placement], config.hidden_size
         scale = width**0.5 if config.scale_embedding else 1.0
@@ -84,10 +87,17 @@ class ExtTransformerHalf:
         )
         self.dropout = nn.Dropout(config.dropout)
         options = {"is_causal": self.is_causal_half, "has_encoder": self.attends_to_encoder()}
-        self.layers = nn.ModuleList(block_class(config, i, **options) for i in range(layers))
+        self.layers = nn.ModuleList(block_class(config, i, **options) for i in range(self.depth()))
         self.norm = nn.Identity() if block_class.norms_its_output else norm_of(config)
         self.alibi = self.positions.alibi
         self.post_init()
+
+    def depth(self) -> int:
+        """How many blocks run: all of them, unless the library exits early for a while (`assistant_early_exit`)."""
+        raise NotImplementedError
+
+    def blocks_to_run(self) -> Iterable[nn.Module]:
+        return islice(self.layers, self.depth())
 
     def embed(
         self,
@@ -159,8 +169,8 @@ class ExtTransformerEncoder(ExtTransformerHalf, SequenceEncoder, ExtTransformerP
     is_causal_half = False
     _can_record_outputs = {"hidden_states": ExtTransformerBlock, "attentions": ExtTransformerAttention}
 
-    def __init__(self, config: ExtTransformerConfig) -> None:
-        super().__init__(config, config.num_hidden_layers)
+    def depth(self) -> int:
+        return self.config.num_hidden_layers
 
     def place_arguments(
         self,
@@ -197,13 +207,14 @@ class ExtTransformerDecoder(ExtTransformerHalf, SequenceDecoder, AlibiDecoderMod
         "cross_attentions": ExtTransformerCrossAttention,
     }
 
-    def __init__(self, config: ExtTransformerConfig) -> None:
-        super().__init__(config, config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers)
+    def depth(self) -> int:
+        return self.config.decoder_layers if self.config.is_encoder_decoder else self.config.num_hidden_layers
 
     def attends_to_encoder(self) -> bool:
         return self.config.is_encoder_decoder
 
 
+@positional("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask", "inputs_embeds")
 class ExtTransformerModel(EncoderDecoderModel, ExtTransformerPreTrainedModel):
     """The bare model: an encoder, a decoder, or both, as the modules `encoder` and `decoder`."""
 
@@ -244,9 +255,20 @@ class ExtTransformerModel(EncoderDecoderModel, ExtTransformerPreTrainedModel):
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **kwargs: object
     ) -> ModelOutput:
-        """As `EncoderDecoderModel.forward`, or as that of the only half: `EncoderModel`, `DecoderModel`."""
+        """As `EncoderDecoderModel.forward`, or as that of the only half: `EncoderModel`, `DecoderModel`.
+
+        Raises:
+            ValueError: inputs that contradict each other, or of a half that the model does not have.
+        """
         if self.config.is_encoder_decoder:
             return super().forward(input_ids, attention_mask, **kwargs)
+        foreign = [name for name in kwargs if name.startswith("decoder_") or name == "encoder_outputs"]
+        if any(kwargs[name] is not None for name in foreign):
+            raise ValueError(
+                f"{' and '.join(foreign)} given, but a model with architecture={self.config.architecture!r} has one "
+                "half, which takes input_ids or inputs_embeds."
+            )
+        kwargs = {name: value for name, value in kwargs.items() if name not in foreign}
         return self.halves()[0](input_ids=input_ids, attention_mask=attention_mask, **kwargs)
 
 
