@@ -61,6 +61,7 @@ from transformers import (
     DataCollatorWithFlattening,
     DynamicCache,
     GenerationMixin,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     PrinterCallback,
@@ -577,8 +578,9 @@ def plain(config: object) -> dict:
     ours = getattr(config, "runtime_fields", ())
     for name in ("model_type", "transformers_version", "architectures", *ours):
         content.pop(name, None)
-    for name in config.sub_configs:
-        content[name] = plain(getattr(config, name))
+    for name in content:
+        if isinstance(getattr(config, name, None), PreTrainedConfig):
+            content[name] = plain(getattr(config, name))
     return content
 
 

@@ -16,6 +16,7 @@ from hf_ext import (
     ExtMBartConfig,
     ExtMBartForConditionalGeneration,
 )
+from hf_ext.layers.attention import CrossAttentionCore
 
 SIZES = {
     "vocab_size": 40, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -54,8 +55,9 @@ def test_cross_attention_reads_real_tokens_only(subject) -> None:
     model = build(subject.ours, subject)
     inputs = subject.inputs(model.config, "right")
     seen = []
-    cross = model.decoder.blocks()[0].encoder_attn
-    cross.k_proj.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:2].numel()))
+    cross = next(module for module in model.decoder.modules() if isinstance(module, CrossAttentionCore))
+    keys = cross.k if hasattr(cross, "k") else cross.k_proj
+    keys.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:2].numel()))
     with torch.no_grad():
         model(**inputs, use_cache=False)
         model(**inputs, use_cache=False, skip_padding=False)
