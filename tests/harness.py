@@ -1938,13 +1938,13 @@ def check_quantised(subject: Subject, bits: int) -> None:
     inputs = subject.inputs(ours.config, "right")
     with torch.no_grad():
         if comparable and not heads:
-            expected = stock(**inputs)
+            expected = stock(**inputs, **subject.as_stock)
             tolerance = subject.case.eight_bit_tolerance if bits == 8 else TOLERANCE
             actual = ours(**inputs, skip_padding=False)
             compare_outputs(actual, expected, f"{bits} bit", subject.compared(inputs, "right"), tolerance)
             real = real_positions(inputs)
             compare_outputs(ours(**inputs), expected, f"{bits} bit, padding left out", real, tolerance)
-        full = tensors_of(source.eval()(**inputs))
+        full = tensors_of(source.eval()(**inputs, **subject.as_stock))
         for name, value in tensors_of(ours(**inputs, skip_padding=False)).items():
             assert 0 < (value - full[name]).norm() < full[name].norm(), f"{name} has nothing in common with fp32"
     ours = prepare_model_for_kbit_training(ours, use_gradient_checkpointing=False)

@@ -329,7 +329,7 @@ def test_quantised(subject, bits):
 
 # Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
 TRACED = one_per_architecture(*BASES, where=own_blocks)
-TRACED += one_per_architecture("masked", "causal", "seq2seq", where=own_blocks)
+TRACED += one_per_architecture("masked", "causal", where=own_blocks)  # decoding compiles encoder-decoders
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 
