@@ -222,8 +222,9 @@ def check_assistants(subject: Subject) -> None:
             assert torch.equal(actual, generate(stock, batch, max_new_tokens=16, **stock_options)), mode
         assert "sampled" in mode or torch.equal(actual, greedy), mode
     assert torch.equal(greedy, generate(stock, batch, max_new_tokens=16))
-    # Not every stock class can leave early.
-    assert torch.equal(generate(ours, batch, max_new_tokens=16, assistant_early_exit=1), greedy)
+    # Not every stock class can leave early; the library looks for the blocks inside the base model, and T5 has none.
+    if hasattr(ours, ours.base_model_prefix):
+        assert torch.equal(generate(ours, batch, max_new_tokens=16, assistant_early_exit=1), greedy)
 
 
 def check_early_exit(subject: Subject) -> None:
