@@ -327,9 +327,9 @@ def test_quantised(subject, bits):
 # --- export, compile ----------------------------------------------------------------------------------------------
 
 
-# Tracing takes seconds, and heads of one kind are one class: a few of them in every run, the others when asked for.
-TRACED = one_per_architecture(*BASES, where=own_blocks)
-TRACED += one_per_architecture("masked", "causal", where=own_blocks)  # decoding compiles encoder-decoders
+# Tracing takes seconds, and heads of one kind are one class: one for each architecture in every run, the others when
+# asked for.
+TRACED = one_per_architecture("masked", "causal", *BASES, where=own_blocks)
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 
