@@ -208,7 +208,9 @@ def work(rank: int, address: str, folder: Path) -> None:
     harness.set_folder(folder)
     for _, subject in jobs():
         stock_folder(subject)  # now, since later only the first process would write
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=300)
+    )
     failures = {}
     for name, subject in jobs():
         torch.manual_seed(0)
@@ -234,7 +236,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(hf_ext.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
 
-def run(folder: Path, seconds: float = 400) -> dict[str, str]:
+def run(folder: Path, seconds: float = 900) -> dict[str, str]:
     """Start the processes, wait for them, and return what failed: name of the job -> why."""
     port, running = free_port(), []
     for rank in range(PROCESSES):

@@ -1,8 +1,12 @@
 """Multi-device plans: names that exist, stages by the plan, and two processes on the CPU (`parallel.py`)."""
 
+import json
+import os
+
 import parallel
 import pytest
 import torch
+from filelock import FileLock
 from harness import assert_close, build
 from parallel import jobs, language_models
 from torch import nn
@@ -13,8 +17,15 @@ WITH_STAGES = [s for s in language_models() if s.our_config.base_model_pp_plan]
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory) -> dict[str, str]:
-    """What failed in the two processes."""
-    return parallel.run(tmp_path_factory.mktemp("processes"))
+    """What failed in the two processes, which run once for all workers of a test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    found = folder / "two_processes.json"
+    with FileLock(f"{found}.lock"):
+        if not found.exists():
+            found.write_text(json.dumps(parallel.run(tmp_path_factory.mktemp("processes"))))
+    return json.loads(found.read_text())
 
 
 @pytest.mark.parametrize(("name", "subject"), jobs(), ids=str)
