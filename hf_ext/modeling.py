@@ -36,7 +36,7 @@ from hf_ext.configuration import ExtConfig
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
 from hf_ext.layers.patterns.sliding_window import SlidingWindow
-from hf_ext.layers.positions import Alibi, RelativeBuckets
+from hf_ext.layers.positions import Alibi
 
 
 def positional(*first: str) -> Callable[[type], type]:
@@ -836,16 +836,15 @@ def add_bias(mask: Tensor | None, bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class BiasedModel:
-    """Blocks whose attention is a `BiasedAttentionCore`: learned biases by distance (Raffel et al., 2019,
-    https://arxiv.org/abs/1910.10683), made once for all blocks. A mixin before `EncoderModel` or `DecoderModel`.
+    """Blocks whose attention is a `BiasedAttentionCore`: biases by position, made once for all blocks. A mixin before
+    `EncoderModel` or `DecoderModel`."""
 
-    A subclass sets `relative`.
-    """
+    def adds_bias(self) -> bool:
+        """Whether anything is added to the scores."""
+        return True
 
-    relative: RelativeBuckets
-
-    def bias_table(self) -> nn.Embedding | None:
-        """The table (buckets, H) of all blocks; None where there is no block."""
+    def position_bias(self, *, queries: int, keys: int, past_length: int | Tensor) -> Tensor:
+        """(1, H, Q, K), in a decoder with the smallest number where a key stands after its query."""
         raise NotImplementedError
 
     def run_blocks(
@@ -857,17 +856,17 @@ class BiasedModel:
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """As `BlockStack.run_blocks`; blocks take the bias after the hidden states, before `args`."""
-        tokens = hidden_states.shape[1] if packing is None else max(packing.lengths)
-        keys, past_length = tokens, 0
-        if past_key_values is not None:
-            keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
-        table, bias = self.bias_table(), None
-        if table is not None:
-            bias = self.relative.bias(table, queries=tokens, keys=keys, past_length=past_length)
-            kind = hidden_states.device.type
-            if torch.is_autocast_enabled(kind):
-                bias = bias.to(torch.get_autocast_dtype(kind))  # what the projections return
+        """As `BlockStack.run_blocks`; blocks take the bias, or None, after the hidden states and before `args`."""
+        bias = None
+        if self.adds_bias():
+            tokens = hidden_states.shape[1] if packing is None else max(packing.lengths)
+            keys, past_length = tokens, 0
+            if past_key_values is not None:
+                keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
+            bias = self.position_bias(queries=tokens, keys=keys, past_length=past_length)
+            kind, dtype = hidden_states.device.type, hidden_states.dtype
+            # What the projections return.
+            bias = bias.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype)
             if packing is not None:
                 bias = packing.bias_of_buckets(bias)
             elif self.config._attn_implementation in BUCKETED:
@@ -904,8 +903,8 @@ class BiasedEncoderModel(BiasedModel):
         """As `EncoderModel.padding_plan`, for padding at the ends of a row: between two tokens it counts as distance,
         and the batch is computed as it stands."""
         plan = super().padding_plan(attention_mask, *args, **kwargs)
-        if plan is None:
-            return None
+        if plan is None or not self.adds_bias():
+            return plan
         real = nn.functional.pad(attention_mask != 0, (1, 0))
         begins = (real[:, 1:] & ~real[:, :-1]).sum(-1)
         return plan if begins.max() <= 1 else None

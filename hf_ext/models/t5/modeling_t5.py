@@ -6,8 +6,7 @@ encoder-decoder, pre-LN, without any bias of a linear layer: RMS norm, scores th
 the scores for the distance of two tokens, one table for all layers of a half. T5 1.1 has a gated feed-forward (Shazeer,
 2020, https://arxiv.org/abs/2002.05202) and a head of its own.
 
-Shapes: B batch, S encoder tokens, T tokens of either half, K keys, H heads, D head width, C model width, F feed-forward
-width, V vocabulary.
+Shapes: B batch, S encoder tokens, T tokens, K keys, H heads, D head width, C model width, F inner width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -238,8 +237,7 @@ def word_embeddings(config: ExtT5Config) -> nn.Embedding:
 
 
 class ExtT5Half:
-    """What the encoder and the decoder share: words, blocks, norm, dropout at both ends. A mixin before the block
-    stack."""
+    """What both halves share: words, blocks, norm, dropout at both ends. A mixin before the block stack."""
 
     is_decoder: bool
 
@@ -268,8 +266,11 @@ class ExtT5Half:
     def final_norm(self, hidden_states: Tensor) -> Tensor:
         return self.dropout(self.final_layer_norm(hidden_states))
 
-    def bias_table(self) -> nn.Embedding | None:
-        return self.block[0].layer[0].SelfAttention.relative_attention_bias if len(self.block) else None
+    def adds_bias(self) -> bool:
+        return len(self.block) > 0
+
+    def position_bias(self, **place: int | Tensor) -> Tensor:
+        return self.relative.bias(self.block[0].layer[0].SelfAttention.relative_attention_bias, **place)
 
 
 class ExtT5Encoder(ExtT5Half, BiasedEncoderModel, SequenceEncoder, ExtT5PreTrainedModel):

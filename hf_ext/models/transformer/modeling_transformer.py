@@ -14,7 +14,7 @@ from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin
+from transformers import GenerationMixin
 from transformers.modeling_outputs import ModelOutput
 
 from hf_ext.heads import (
@@ -26,9 +26,9 @@ from hf_ext.heads import (
     classifier_dropout,
 )
 from hf_ext.layers.embeddings import ScaledEmbedding, look_up
-from hf_ext.layers.packing import BUCKETED, Packing
+from hf_ext.layers.packing import Packing
 from hf_ext.layers.position_schemes import hide_later
-from hf_ext.modeling import AlibiDecoderModel, ExtPreTrainedModel, add_bias, positional
+from hf_ext.modeling import AlibiDecoderModel, BiasedEncoderModel, BiasedModel, ExtPreTrainedModel, positional
 from hf_ext.models.transformer.configuration_transformer import ExtTransformerConfig
 from hf_ext.models.transformer.modeling_transformer_blocks import (
     BLOCKS,
@@ -129,49 +129,15 @@ class ExtTransformerHalf:
     def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
         return self.positions.rotation(position_ids, hidden_states.dtype)
 
-    def position_bias(self, hidden_states: Tensor, packing: Packing | None, past_key_values: Cache | None) -> Tensor:
-        """The biases of the position scheme, once for all blocks: (1, H, T, K), or for packed tokens as
-        `Packing.bias_of_buckets` makes them."""
-        tokens = hidden_states.shape[1] if packing is None else max(packing.lengths)
-        keys, past_length = tokens, 0
-        if past_key_values is not None:
-            keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
-        bias = self.positions.bias(tokens, keys, past_length, hidden_states.device)
-        kind, dtype = hidden_states.device.type, hidden_states.dtype
-        bias = bias.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype)
-        bias = hide_later(bias, past_length) if self.is_causal_half else bias
-        return bias if packing is None else packing.bias_of_buckets(bias)
+    def adds_bias(self) -> bool:
+        return self.positions.has_bias
 
-    def run_blocks(
-        self,
-        hidden_states: Tensor,
-        *args: Tensor,
-        attention_mask: object,
-        packing: Packing | None,
-        past_key_values: Cache | None = None,
-        **kwargs: object,
-    ) -> ModelOutput:
-        """As the skeleton's, with the biases between the hidden states and `args`; where the attention takes a mask,
-        they hold it."""
-        bias = None
-        if self.positions.has_bias:
-            bias = self.position_bias(hidden_states, packing, past_key_values)
-            if packing is None and self.config._attn_implementation in BUCKETED:
-                bias, attention_mask = add_bias(attention_mask, bias, bias.dtype), None
-            elif packing is None:
-                kwargs["bias_apart"] = True
-        return super().run_blocks(
-            hidden_states,
-            bias,
-            *args,
-            attention_mask=attention_mask,
-            packing=packing,
-            past_key_values=past_key_values,
-            **kwargs,
-        )
+    def position_bias(self, *, queries: int, keys: int, past_length: int | Tensor) -> Tensor:
+        bias = self.positions.bias(queries, keys, past_length, self.embed_tokens.weight.device)
+        return hide_later(bias, past_length) if self.is_causal_half else bias
 
 
-class ExtTransformerEncoder(ExtTransformerHalf, SequenceEncoder, ExtTransformerPreTrainedModel):
+class ExtTransformerEncoder(ExtTransformerHalf, BiasedEncoderModel, SequenceEncoder, ExtTransformerPreTrainedModel):
     """The encoder."""
 
     is_causal_half = False
@@ -195,17 +161,10 @@ class ExtTransformerEncoder(ExtTransformerHalf, SequenceEncoder, ExtTransformerP
             position_ids = padded.pack(position_ids.expand(padded.shape))
         return {"rotation": self.rotation(hidden_states, position_ids)}
 
-    def padding_plan(self, attention_mask: Tensor | None, *args: object, **kwargs: object) -> Packing | None:
-        """As the skeleton's, but not for padding between tokens where distances count: it is a part of them."""
-        plan = super().padding_plan(attention_mask, *args, **kwargs)
-        if plan is None or not self.positions.has_bias:
-            return plan
-        real = nn.functional.pad(attention_mask != 0, (1, 0))
-        begins = (real[:, 1:] & ~real[:, :-1]).sum(-1)
-        return plan if begins.max() <= 1 else None
 
-
-class ExtTransformerDecoder(ExtTransformerHalf, SequenceDecoder, AlibiDecoderModel, ExtTransformerPreTrainedModel):
+class ExtTransformerDecoder(
+    ExtTransformerHalf, BiasedModel, SequenceDecoder, AlibiDecoderModel, ExtTransformerPreTrainedModel
+):
     """The decoder; beside an encoder every block has cross-attention."""
 
     is_causal_half = True
