@@ -122,6 +122,46 @@ class VocabularyHead(TaskHead):
         )
 
 
+class DenseLMHead(nn.Module):
+    """dense, GELU, LayerNorm, then the word embeddings used backwards, with a bias of their own: the head of fairseq's
+    RoBERTa, which Longformer took over.
+
+    Args:
+        config: `hidden_size`, `layer_norm_eps`, `vocab_size`.
+    """
+
+    def __init__(self, config: ExtConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the same tensor as decoder.bias when tied
+
+    def transform(self, hidden_states: Tensor) -> Tensor:
+        """(..., C) -> (..., C), what precedes the output embedding; GELU whatever `hidden_act` says."""
+        return self.layer_norm(nn.functional.gelu(self.dense(hidden_states)))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(..., C) -> (..., V)"""
+        return self.decoder(self.transform(hidden_states))
+
+
+class DenseVocabularyHead(VocabularyHead):
+    """Language models with a `DenseLMHead` named `lm_head`."""
+
+    def hidden_transform(self) -> Callable[[Tensor], Tensor]:
+        return self.lm_head.transform
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head.decoder = new_embeddings
+        bias = new_embeddings.bias
+        # Untied, the file holds the bias twice; one tensor under both names would be saved under one of them.
+        self.lm_head.bias = bias if self.config.tie_word_embeddings else nn.Parameter(bias.detach().clone())
+
+
 class MaskedLMModel(VocabularyHead, TokenLabels):
     """Masked language modelling (Devlin et al., 2018, https://arxiv.org/abs/1810.04805): predict labelled tokens."""
 

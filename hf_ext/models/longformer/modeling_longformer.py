@@ -9,7 +9,6 @@ Shapes: B batch, T tokens, M global tokens of the batch, C model width, W window
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -22,6 +21,8 @@ from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder
 
 from hf_ext.heads import (
+    DenseLMHead,
+    DenseVocabularyHead,
     MaskedLMModel,
     MultipleChoiceModel,
     QuestionAnsweringModel,
@@ -138,7 +139,7 @@ class ExtLongformerPreTrainedModel(ExtPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, ExtLongformerLMHead):
+        if isinstance(module, DenseLMHead):
             init.zeros_(module.bias)
 
 
@@ -305,23 +306,8 @@ class ExtLongformerHead(TaskHead):
         return found.int().argmax(1, keepdim=True)
 
 
-class ExtLongformerLMHead(nn.Module):
-    """dense, GELU, LayerNorm, then the word embeddings used backwards, with a bias of their own."""
-
-    def __init__(self, config: ExtLongformerConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the same tensor as decoder.bias when tied
-
-    def transform(self, hidden_states: Tensor) -> Tensor:
-        """(..., C) -> (..., C), what precedes the output embedding."""
-        return self.layer_norm(gelu(self.dense(hidden_states)))
-
-
 @positional(*INPUTS, "labels", *SWITCHES)
-class ExtLongformerForMaskedLM(ExtLongformerHead, MaskedLMModel, ExtLongformerPreTrainedModel):
+class ExtLongformerForMaskedLM(ExtLongformerHead, DenseVocabularyHead, MaskedLMModel, ExtLongformerPreTrainedModel):
     """Masked language modelling; no token is global unless the caller says so."""
 
     _tied_weights_keys = {
@@ -332,20 +318,8 @@ class ExtLongformerForMaskedLM(ExtLongformerHead, MaskedLMModel, ExtLongformerPr
     def __init__(self, config: ExtLongformerConfig) -> None:
         super().__init__(config)
         self.longformer = ExtLongformerModel(config, add_pooling_layer=False)
-        self.lm_head = ExtLongformerLMHead(config)
+        self.lm_head = DenseLMHead(config)
         self.post_init()
-
-    def hidden_transform(self) -> object:
-        return self.lm_head.transform
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head.decoder = new_embeddings
-        bias = new_embeddings.bias
-        # Untied, the file holds the bias twice; one tensor under both names would be saved under one of them.
-        self.lm_head.bias = bias if self.config.tie_word_embeddings else nn.Parameter(bias.detach().clone())
 
 
 class ExtLongformerClassificationHead(nn.Module):

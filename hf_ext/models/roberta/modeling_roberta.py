@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
-from transformers.activations import gelu
 from transformers.modeling_outputs import ModelOutput
 
 from hf_ext.heads import (
     CrossAttendingLMModel,
+    DenseLMHead,
+    DenseVocabularyHead,
     MaskedLMModel,
     MultipleChoiceModel,
     QuestionAnsweringModel,
     SequenceClassificationModel,
     TaskLinear,
     TokenClassificationModel,
-    VocabularyHead,
     classifier_dropout,
 )
 from hf_ext.layers.embeddings import positions_after_padding
@@ -82,7 +82,7 @@ class ExtRobertaPreTrainedModel(ExtPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, ExtRobertaLMHead):
+        if isinstance(module, DenseLMHead):
             init.zeros_(module.bias)
 
 
@@ -106,44 +106,13 @@ class ExtRobertaModel(ExtRobertaPreTrainedModel, ExtBertModel):
         return self.config.pad_token_id + 1
 
 
-class ExtRobertaLMHead(nn.Module):
-    """dense, GELU, LayerNorm, then the word embeddings used backwards, with a bias of their own."""
-
-    def __init__(self, config: ExtRobertaConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # the same tensor as decoder.bias when tied
-
-    def transform(self, hidden_states: Tensor) -> Tensor:
-        """(..., C) -> (..., C); GELU whatever `hidden_act` says."""
-        return self.layer_norm(gelu(self.dense(hidden_states)))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(..., C) -> (..., V)"""
-        return self.decoder(self.transform(hidden_states))
-
-
-class ExtRobertaVocabularyHead(VocabularyHead):
-    """Where RoBERTa's language-modelling classes keep their output embedding."""
+class ExtRobertaVocabularyHead(DenseVocabularyHead):
+    """What RoBERTa's language-modelling classes tie."""
 
     _tied_weights_keys = {
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     }
-
-    def hidden_transform(self) -> nn.Module:
-        return self.lm_head.transform
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        self.lm_head.decoder = new_embeddings
-        bias = new_embeddings.bias
-        # Untied, the file holds the bias twice; one tensor under both names would be saved under one of them.
-        self.lm_head.bias = bias if self.config.tie_word_embeddings else nn.Parameter(bias.detach().clone())
 
 
 class ExtRobertaForMaskedLM(ExtRobertaVocabularyHead, MaskedLMModel, ExtRobertaPreTrainedModel):
@@ -152,7 +121,7 @@ class ExtRobertaForMaskedLM(ExtRobertaVocabularyHead, MaskedLMModel, ExtRobertaP
     def __init__(self, config: ExtRobertaConfig) -> None:
         super().__init__(config)
         self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
-        self.lm_head = ExtRobertaLMHead(config)
+        self.lm_head = DenseLMHead(config)
         self.post_init()
 
 
@@ -164,7 +133,7 @@ class ExtRobertaForCausalLM(
     def __init__(self, config: ExtRobertaConfig) -> None:
         super().__init__(config)
         self.roberta = ExtRobertaModel(config, add_pooling_layer=False)
-        self.lm_head = ExtRobertaLMHead(config)
+        self.lm_head = DenseLMHead(config)
         self.post_init()
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, object]) -> Tensor:
