@@ -514,7 +514,7 @@ class ImageEncoderModel(BlockStack):
     @capture_outputs(tie_last_hidden_states=False)
     def run_blocks(self, hidden_states: Tensor, **kwargs: object) -> BaseModelOutputWithPooling:
         """hidden_states (B, T, C) -> the same shape."""
-        for block in islice(self.blocks(), self.config.num_hidden_layers):
+        for block in self.blocks_to_run():
             hidden_states = block(hidden_states, **kwargs)
         hidden_states = self.final_norm(hidden_states)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=self.pool(hidden_states))
@@ -891,7 +891,8 @@ class BiasedDecoderModel(BiasedModel):
         self, hidden_states: Tensor, *, attention_mask: Tensor | None, rows: Packing | None, **inputs: object
     ) -> Tensor | None:
         """As `DecoderModel.causal_mask`; None without padding, since the bias says what is out of sight."""
-        if attention_mask is None and rows is None and self.config._attn_implementation in BUCKETED:
+        has_mask = attention_mask is not None or rows is not None
+        if self.adds_bias() and not has_mask and self.config._attn_implementation in BUCKETED:
             return None
         return super().causal_mask(hidden_states, attention_mask=attention_mask, rows=rows, **inputs)
 

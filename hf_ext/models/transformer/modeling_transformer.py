@@ -28,7 +28,7 @@ from hf_ext.heads import (
 from hf_ext.layers.embeddings import ScaledEmbedding, look_up
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.position_schemes import hide_later
-from hf_ext.modeling import AlibiDecoderModel, BiasedEncoderModel, BiasedModel, ExtPreTrainedModel, positional
+from hf_ext.modeling import AlibiDecoderModel, BiasedDecoderModel, BiasedEncoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.transformer.configuration_transformer import ExtTransformerConfig
 from hf_ext.models.transformer.modeling_transformer_blocks import (
     BLOCKS,
@@ -163,7 +163,7 @@ class ExtTransformerEncoder(ExtTransformerHalf, BiasedEncoderModel, SequenceEnco
 
 
 class ExtTransformerDecoder(
-    ExtTransformerHalf, BiasedModel, SequenceDecoder, AlibiDecoderModel, ExtTransformerPreTrainedModel
+    ExtTransformerHalf, BiasedDecoderModel, SequenceDecoder, AlibiDecoderModel, ExtTransformerPreTrainedModel
 ):
     """The decoder; beside an encoder every block has cross-attention."""
 
