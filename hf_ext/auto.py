@@ -16,6 +16,30 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True)
+class AdapterTargets:
+    """Where adapters go unless their configuration says otherwise, for official types for which PEFT has no default.
+
+    Args:
+        projections: for LoRA and its relatives, as in its paper: queries and values, or the layer that has them.
+        rescaled: for IA3, as in its paper: keys, values (or the layer that has them) and the feed-forward's inside.
+        feedforward: those of `rescaled` whose input is rescaled, not their output.
+    """
+
+    projections: tuple[str, ...]
+    rescaled: tuple[str, ...]
+    feedforward: tuple[str, ...]
+
+
+# By the names that the layers have in several architectures each.
+LIKE_BERT = AdapterTargets(("query", "value"), ("key", "value", "output.dense"), ("output.dense",))
+LIKE_BART = AdapterTargets(("q_proj", "v_proj"), ("k_proj", "v_proj", "fc2"), ("fc2",))
+LIKE_GPT = AdapterTargets(("c_attn",), ("c_attn", "mlp.c_proj"), ("mlp.c_proj",))
+LIKE_MPT = AdapterTargets(("Wqkv",), ("Wqkv", "ffn.down_proj"), ("ffn.down_proj",))
+LIKE_LLAMA = AdapterTargets(("q_proj", "v_proj"), ("k_proj", "v_proj", "down_proj"), ("down_proj",))
+LIKE_DISTILBERT = AdapterTargets(("q_lin", "v_lin"), ("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))
+
+
+@dataclass(frozen=True)
 class Architecture:
     """One architecture and its classes, by name: nothing is imported until it is asked for.
 
@@ -27,6 +51,7 @@ class Architecture:
         heads: Auto class -> our class.
         others: public model classes that no Auto class leads to.
         part_of: folder of the architecture whose part this is, where it has none of its own.
+        adapters: where adapters go by default, where PEFT does not say it of the official type.
     """
 
     name: str
@@ -35,6 +60,7 @@ class Architecture:
     heads: dict[str, str]
     others: tuple[str, ...] = ()
     part_of: str | None = None
+    adapters: AdapterTargets | None = None
 
     @property
     def folder(self) -> str:
@@ -121,6 +147,7 @@ ARCHITECTURES = {
                 "AutoModelForMultipleChoice": "ExtXLMRobertaForMultipleChoice",
                 "AutoModelForTextEncoding": "ExtXLMRobertaModel",
             },
+            adapters=LIKE_BERT,
         ),
         Architecture(
             name="distilbert",
@@ -136,6 +163,7 @@ ARCHITECTURES = {
                 "AutoModelForMultipleChoice": "ExtDistilBertForMultipleChoice",
                 "AutoModelForTextEncoding": "ExtDistilBertModel",
             },
+            adapters=LIKE_DISTILBERT,
         ),
         Architecture(
             name="longformer",
@@ -151,6 +179,7 @@ ARCHITECTURES = {
                 "AutoModelForMultipleChoice": "ExtLongformerForMultipleChoice",
                 "AutoModelForTextEncoding": "ExtLongformerModel",
             },
+            adapters=LIKE_BERT,
         ),
         Architecture(
             name="big_bird",
@@ -167,6 +196,7 @@ ARCHITECTURES = {
                 "AutoModelForMultipleChoice": "ExtBigBirdForMultipleChoice",
                 "AutoModelForTextEncoding": "ExtBigBirdModel",
             },
+            adapters=LIKE_BERT,
         ),
         Architecture(
             name="gpt2",
@@ -193,6 +223,7 @@ ARCHITECTURES = {
                 "AutoModelForSequenceClassification": "ExtOpenAIGPTForSequenceClassification",
             },
             others=("ExtOpenAIGPTDoubleHeadsModel",),
+            adapters=LIKE_GPT,
         ),
         Architecture(
             name="llama",
@@ -271,6 +302,7 @@ ARCHITECTURES = {
                 "AutoModelForTokenClassification": "ExtMptForTokenClassification",
                 "AutoModelForQuestionAnswering": "ExtMptForQuestionAnswering",
             },
+            adapters=LIKE_MPT,
         ),
         Architecture(
             name="falcon",
@@ -336,6 +368,7 @@ ARCHITECTURES = {
                 "AutoModelForCausalLM": "ExtWhisperForCausalLM",
                 "AutoModelForAudioClassification": "ExtWhisperForAudioClassification",
             },
+            adapters=LIKE_BART,
         ),
         Architecture(
             name="vit",
@@ -346,6 +379,7 @@ ARCHITECTURES = {
                 "AutoModelForImageClassification": "ExtViTForImageClassification",
                 "AutoModelForMaskedImageModeling": "ExtViTForMaskedImageModeling",
             },
+            adapters=LIKE_BERT,
         ),
         Architecture(
             name="deit",
@@ -357,6 +391,7 @@ ARCHITECTURES = {
                 "AutoModelForMaskedImageModeling": "ExtDeiTForMaskedImageModeling",
             },
             others=("ExtDeiTForImageClassificationWithTeacher",),
+            adapters=LIKE_BERT,
         ),
         Architecture(
             name="mbart",
@@ -370,6 +405,7 @@ ARCHITECTURES = {
                 "AutoModelForSequenceClassification": "ExtMBartForSequenceClassification",
                 "AutoModelForQuestionAnswering": "ExtMBartForQuestionAnswering",
             },
+            adapters=LIKE_BART,
         ),
         Architecture(
             name="marian",
@@ -380,6 +416,7 @@ ARCHITECTURES = {
                 "AutoModelForCausalLM": "ExtMarianForCausalLM",
                 "AutoModelForSeq2SeqLM": "ExtMarianMTModel",
             },
+            adapters=LIKE_BART,
         ),
         Architecture(
             name="transformer",
@@ -393,6 +430,7 @@ ARCHITECTURES = {
                 "AutoModelForSequenceClassification": "ExtTransformerForSequenceClassification",
                 "AutoModelForTokenClassification": "ExtTransformerForTokenClassification",
             },
+            adapters=LIKE_LLAMA,
         ),
         Architecture(
             name="clip",
@@ -403,6 +441,7 @@ ARCHITECTURES = {
                 "AutoModelForZeroShotImageClassification": "ExtCLIPModel",
                 "AutoModelForImageClassification": "ExtCLIPForImageClassification",
             },
+            adapters=LIKE_BART,
         ),
         Architecture(
             name="clip_text_model",
@@ -411,6 +450,7 @@ ARCHITECTURES = {
             heads={"AutoModel": "ExtCLIPTextModel", "AutoModelForTextEncoding": "ExtCLIPTextModel"},
             others=("ExtCLIPTextModelWithProjection",),
             part_of="clip",
+            adapters=LIKE_BART,
         ),
         Architecture(
             name="clip_vision_model",
@@ -419,6 +459,7 @@ ARCHITECTURES = {
             heads={"AutoModel": "ExtCLIPVisionModel"},
             others=("ExtCLIPVisionModelWithProjection",),
             part_of="clip",
+            adapters=LIKE_BART,
         ),
         Architecture(
             name="swin",
@@ -430,6 +471,7 @@ ARCHITECTURES = {
                 "AutoModelForMaskedImageModeling": "ExtSwinForMaskedImageModeling",
                 "AutoBackbone": "ExtSwinBackbone",
             },
+            adapters=LIKE_BERT,
         ),
     )
 }
@@ -502,12 +544,26 @@ def register_official(registry: str) -> Callable[[ModuleType], None]:
 
 
 def register_adapter_targets(module: ModuleType) -> None:
-    """Give our types PEFT's default target modules of the official types: our modules have the official names."""
-    for name, table in vars(module).items():
-        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict):
-            for architecture in ARCHITECTURES.values():
-                if architecture.official_model_type in table:
-                    table.setdefault(architecture.model_type, table[architecture.official_model_type])
+    """Give our types PEFT's default target modules of the official types: our modules have the official names. Where
+    PEFT has none, the architecture's own hold, for LoRA, for the methods that go where LoRA goes, and for IA3."""
+    tables = {
+        name.removeprefix("TRANSFORMERS_MODELS_TO_"): table
+        for name, table in vars(module).items()
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict)
+    }
+    lora = tables["LORA_TARGET_MODULES_MAPPING"]
+    elsewhere = ("LNTUNING", "BEFT", "PREFIX_TUNING")  # norms, biases, no modules
+    for architecture in ARCHITECTURES.values():
+        ours, official, own = architecture.model_type, architecture.official_model_type, architecture.adapters
+        for name, table in tables.items():
+            if official in table:
+                table.setdefault(ours, table[official])
+            elif name == "IA3_TARGET_MODULES_MAPPING" and own:
+                table.setdefault(ours, list(own.rescaled))
+            elif name == "IA3_FEEDFORWARD_MODULES_MAPPING" and own:
+                table.setdefault(ours, list(own.feedforward))
+            elif not name.startswith(("IA3", *elsewhere)):
+                table.setdefault(ours, list(own.projections) if own else lora[official])
 
 
 def register_pipelines(module: ModuleType) -> None:

@@ -123,6 +123,21 @@ class ExtPreTrainedModel(PreTrainedModel):
             self.enable_input_require_grads()
 
     @torch.no_grad()
+    def dequantize(self, dtype: torch.dtype | None = None) -> "ExtPreTrainedModel":
+        """The library's, and the layers are again what the class has: it makes each a `Linear`, with a weight that is
+        not in the files of GPT-2's transposed `Conv1D`."""
+        model = super().dequantize(dtype)
+        with torch.device("meta"):
+            outline = type(self)(self.config)
+        for name, wanted in outline.named_modules():
+            if isinstance(wanted, Conv1D) and isinstance(linear := model.get_submodule(name), nn.Linear):
+                layer = Conv1D(wanted.nf, wanted.nx)
+                layer.weight = nn.Parameter(linear.weight.t().contiguous())
+                layer.bias = nn.Parameter(linear.bias)
+                model.set_submodule(name, layer)
+        return model
+
+    @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         init_std = getattr(module, "init_std", None)
         if init_std is None and isinstance(module, Conv1D):  # a linear layer that the library leaves to the model
@@ -843,7 +858,7 @@ class BiasedModel:
         """Whether anything is added to the scores."""
         return True
 
-    def position_bias(self, *, queries: int, keys: int, past_length: int | Tensor) -> Tensor:
+    def position_bias(self, *, queries: int, keys: int, past_length: int | Tensor, device: torch.device) -> Tensor:
         """(1, H, Q, K), in a decoder with the smallest number where a key stands after its query."""
         raise NotImplementedError
 
@@ -863,7 +878,8 @@ class BiasedModel:
             keys, past_length = tokens, 0
             if past_key_values is not None:
                 keys, past_length = past_key_values.get_mask_sizes(tokens, 0)[0], past_key_values.get_seq_length()
-            bias = self.position_bias(queries=tokens, keys=keys, past_length=past_length)
+            place = {"queries": tokens, "keys": keys, "past_length": past_length}
+            bias = self.position_bias(**place, device=hidden_states.device)
             kind, dtype = hidden_states.device.type, hidden_states.dtype
             # What the projections return.
             bias = bias.to(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype)

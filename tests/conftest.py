@@ -15,16 +15,35 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # harness and cases, from any folder below
 
+from matrix import Matrix  # noqa: E402
 
-def pytest_configure() -> None:
+MATRIX = pytest.StashKey[Matrix]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--matrix", metavar="README", help="write the table of what was tried with what into this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     import datasets
     import torch
     import transformers.models.auto.modeling_auto  # noqa: F401
     from transformers.utils import logging
 
     torch.set_num_threads(1)  # the tensors are tiny: a second thread only waits
+    config.pluginmanager.register(matrix := Matrix(), "matrix")
+    config.stash[MATRIX] = matrix
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    readme = session.config.getoption("--matrix")
+    if readme and not hasattr(session.config, "workerinput"):
+        from cases import CASES
+
+        whose = {name.removeprefix("ext_"): case.blocks_of for name, case in CASES.items()}
+        session.config.stash[MATRIX].write(Path(readme), whose)
 
 
 @pytest.fixture(autouse=True)

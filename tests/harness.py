@@ -1397,12 +1397,12 @@ def trainer(
     return trained
 
 
-def training_rows(subject: Subject, config: object, count: int = 8) -> list[dict]:
-    """`count` padded rows with labels; rows have very unequal numbers of labels."""
+def training_rows(subject: Subject, config: object, count: int = 8, *, unequal: bool = True) -> list[dict]:
+    """`count` padded rows with labels, of which rows have very unequal numbers if `unequal`."""
     # The same row lengths recur every four rows; the labels are thinned out below.
     inputs = subject.inputs(config, "right", batch=count)
     labels = subject.labels(config, inputs)
-    if "labels" in labels and labels["labels"].dim() == 2:
+    if unequal and "labels" in labels and labels["labels"].dim() == 2:
         for row in range(count):
             labels["labels"][row, 1 + row :] = IGNORED
     return [{name: value[row] for name, value in {**inputs, **labels}.items()} for row in range(count)]
@@ -1786,15 +1786,14 @@ TASKS = {
 
 def adapter(subject: Subject, **options: object) -> LoraConfig:
     """LoRA with the default targets; its second matrix starts at random values, so that it does something."""
-    options.setdefault("target_modules", subject.case.adapter_targets)
     task = None if subject.is_speech else TASKS.get(subject.kind)  # PEFT's seq2seq wrapper knows token ids only
     return LoraConfig(r=4, lora_alpha=8, task_type=task, init_lora_weights=False, **options)
 
 
 def stock_adapter(subject: Subject) -> LoraConfig:
     """The same adapter for the stock class."""
-    targets = subject.case.stock_adapter_targets
-    return adapter(subject) if targets is None else adapter(subject, target_modules=targets)
+    case = subject.case
+    return adapter(subject, target_modules=case.stock_adapter_targets or case.adapter_targets)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ def over(found: list[Subject]):
     return pytest.mark.parametrize("subject", found, ids=str)
 
 
+matrix = pytest.mark.matrix  # a column of the README's table of what was tried with what
 attention = pytest.mark.parametrize("attn", IMPLEMENTATIONS)
 WITH_VOCABULARY = ("masked", "causal", "pretraining", "seq2seq", "aligned")
 LABELLED = (*WITH_VOCABULARY, "row", "next_sentence", "token", "span", "choice", "double", "image_row", "speech_row")
@@ -148,6 +149,7 @@ def test_problem_types(subject):
 
 @attention
 @over(subjects(configs="first", where=lambda s: s.generates))
+@matrix("generate")
 def test_generation_equals_stock(subject, attn):
     harness.check_generation_equals_stock(subject, attn)
 
@@ -223,6 +225,7 @@ def test_labels_are_shifted_once(subject):
 
 
 @over(broad())
+@matrix("checkpointing")
 def test_gradient_checkpointing(subject):
     harness.check_gradient_checkpointing(subject)
 
@@ -236,6 +239,7 @@ def test_cache_in_training(subject):
 
 
 @over(subjects(*LABELLED, "masked_image", configs="one", where=own_blocks))
+@matrix("accumulation")
 def test_accumulation(subject):
     harness.check_accumulation(subject)
 
@@ -244,6 +248,7 @@ def test_accumulation(subject):
     one_per_architecture("masked", "causal", "seq2seq", "masked_image", where=own_blocks)
     + one_per_architecture("row", "image_row", "speech_row", where=own_blocks)
 )
+@matrix("resume")
 def test_resume(subject):
     harness.check_resume(subject)
 
@@ -295,6 +300,7 @@ def test_initial_values(subject):
 
 
 @over(subjects(configs="one"))
+@matrix("LoRA")
 def test_lora(subject):
     harness.check_lora(subject)
 
@@ -319,6 +325,7 @@ def test_lora_with_checkpointing(subject):
         where=own_blocks,
     )
 )
+@matrix("4/8 bit")
 def test_quantised(subject, bits):
     pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
     harness.check_quantised(subject, bits)
@@ -334,11 +341,13 @@ OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 
 
 @over(TRACED)
+@matrix("torch.export")
 def test_export(subject):
     harness.check_export(subject)
 
 
 @over(TRACED)
+@matrix("compile")
 def test_compile(subject):
     harness.check_compile(subject)
 
@@ -378,16 +387,19 @@ def test_auto_classes(model_type):
         where=lambda s: s.kind != "base" or (s == base_subject(s.model_type) and not s.case.decoder_needs_input),
     )
 )
+@matrix("pipelines")
 def test_pipeline(subject):
     harness.check_pipeline(subject)
 
 
 @over(subjects(*harness.IMAGE_PIPELINES, configs="one", where=harness.image_processor))
+@matrix("pipelines")
 def test_image_pipeline(subject):
     harness.check_image_pipeline(subject)
 
 
 @over(subjects("speech_row", configs="one"))
+@matrix("pipelines")
 def test_speech_pipeline(subject):
     harness.check_speech_pipeline(subject)
 

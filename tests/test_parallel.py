@@ -28,7 +28,19 @@ def failures(tmp_path_factory) -> dict[str, str]:
     return json.loads(found.read_text())
 
 
-@pytest.mark.parametrize(("name", "subject"), jobs(), ids=str)
+COLUMNS = {
+    "tensor": "tensor parallel",
+    "pipeline": "pipeline parallel",
+    "sharded_data": "FSDP2",
+    "data_parallel": "DDP",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [pytest.param(*job, marks=pytest.mark.matrix(COLUMNS[job[0]])) for job in jobs()],
+    ids=str,
+)
 def test_in_two_processes(name, subject, failures):
     assert f"{name}-{subject}" not in failures, failures[f"{name}-{subject}"]
     assert "processes" not in failures, failures["processes"]

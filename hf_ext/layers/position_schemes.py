@@ -173,7 +173,7 @@ class RelativePositions(NoPositions):
         self.table = nn.Embedding(num_buckets, self.num_heads)
 
     def bias(self, queries: int, keys: int, past_length: int | Tensor, device: torch.device) -> Tensor:
-        return self.relative.bias(self.table, queries=queries, keys=keys, past_length=past_length)
+        return self.relative.bias(self.table, queries=queries, keys=keys, past_length=past_length, device=device)
 
 
 def hide_later(bias: Tensor, past_length: int | Tensor) -> Tensor:

@@ -252,7 +252,9 @@ class RelativeBuckets:
             self.kept = self.buckets(torch.arange(1 - keys, 1, device=device))
         return self.kept
 
-    def bias(self, table: nn.Module, *, queries: int, keys: int, past_length: int | Tensor = 0) -> Tensor:
+    def bias(
+        self, table: nn.Module, *, queries: int, keys: int, device: torch.device, past_length: int | Tensor = 0
+    ) -> Tensor:
         """What is added to the scores.
 
         It depends on the distance only, so that Q + K rows of the table are looked up, and not Q * K.
@@ -261,17 +263,18 @@ class RelativeBuckets:
             table: an embedding of shape (buckets, H).
             queries: Q, keys: K; past_length: index of the first query (a tensor in caches of fixed length), that of
                 the first key being 0.
+            device: where the scores are; the table may be elsewhere until it is used (offloaded weights).
 
         Returns:
             (1, H, Q, K); the smallest number for keys that are out of sight.
         """
-        weight, decoding = table.weight, queries == 1 and self.is_causal and not torch.is_grad_enabled()
-        if decoding and isinstance(past_length, int) and keys == past_length + 1 and not is_tracing(weight):
+        decoding = queries == 1 and self.is_causal and not torch.is_grad_enabled()
+        if decoding and isinstance(past_length, int) and keys == past_length + 1 and not is_tracing(table.weight):
             # The step of decoding: looking up buckets that were computed before takes a fourth of the operations.
             rounded = (keys // STEPS + 1) * STEPS
-            return table(self.buckets_before(rounded, weight.device)[-keys:]).t()[None, :, None]
+            return table(self.buckets_before(rounded, device)[-keys:]).t()[None, :, None]
         span = queries + keys
-        distance = torch.arange(span, device=weight.device) - (queries - 1 + past_length)
+        distance = torch.arange(span, device=device) - (queries - 1 + past_length)
         values = table(self.buckets(distance)).t()  # (H, Q + K)
         if self.is_causal:
             values = values.masked_fill(distance > 0, torch.finfo(values.dtype).min)

@@ -269,7 +269,7 @@ class ExtT5Half:
     def adds_bias(self) -> bool:
         return len(self.block) > 0
 
-    def position_bias(self, **place: int | Tensor) -> Tensor:
+    def position_bias(self, **place: object) -> Tensor:
         return self.relative.bias(self.block[0].layer[0].SelfAttention.relative_attention_bias, **place)
 
 

@@ -132,8 +132,8 @@ class ExtTransformerHalf:
     def adds_bias(self) -> bool:
         return self.positions.has_bias
 
-    def position_bias(self, *, queries: int, keys: int, past_length: int | Tensor) -> Tensor:
-        bias = self.positions.bias(queries, keys, past_length, self.embed_tokens.weight.device)
+    def position_bias(self, *, queries: int, keys: int, past_length: int | Tensor, device: torch.device) -> Tensor:
+        bias = self.positions.bias(queries, keys, past_length, device)
         return hide_later(bias, past_length) if self.is_causal_half else bias
 
 

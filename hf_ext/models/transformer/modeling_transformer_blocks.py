@@ -137,7 +137,7 @@ class ExtTransformerSerialBlock(ExtTransformerBlock):
         x = self.self_attn_residual(x, attend)
         if attend_encoder is not None:
             x = self.cross_attn_residual(x, attend_encoder)
-        return self.feed_forward_residual(x, self.feed_forward)
+        return self.feed_forward_residual(x, self.feed_forward.__call__)  # no module: accelerate would move it
 
 
 class ExtTransformerPostNormBlock(ExtTransformerSerialBlock):

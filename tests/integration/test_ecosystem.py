@@ -1,0 +1,122 @@
+"""Trainer, adapters, quantised training, placing and ONNX over every architecture (`ecosystem.py`)."""
+
+import contextlib
+
+import ecosystem
+import pytest
+from ecosystem import ADAPTERS, NEW_TOKENS, PROMPTS, StockFails
+from harness import Subject, one_per_architecture
+
+MAIN = ("masked", "causal", "seq2seq", "image_row", "pair", "text", "image")  # heads, the most used one first
+
+
+def own_blocks(subject: Subject) -> bool:
+    return subject.case.blocks_of is None
+
+
+def over(found: list[Subject]):
+    """Parametrise over subjects, with readable names."""
+    assert found, "nothing to check"
+    return pytest.mark.parametrize("subject", found, ids=str)
+
+
+matrix = pytest.mark.matrix  # a column of the README's table of what was tried with what
+
+
+@contextlib.contextmanager
+def as_stock():
+    """Skip where the stock class cannot do it either."""
+    try:
+        yield
+    except StockFails as error:
+        pytest.skip(f"the stock class cannot either: {error}")
+
+
+with_labels = over(one_per_architecture(*MAIN[:4]))
+
+
+@matrix("Trainer")
+@with_labels
+def test_trainer(subject):
+    ecosystem.check_trainer(subject)
+
+
+@matrix("bf16")
+@over(one_per_architecture(*MAIN[:4], where=own_blocks))
+def test_bf16(subject):
+    ecosystem.check_bf16(subject)
+
+
+@over(one_per_architecture(*MAIN[:4], where=lambda s: s.model_type in ("ext_bert", "ext_llama", "ext_t5", "ext_vit")))
+def test_torch_compile(subject):
+    ecosystem.check_torch_compile(subject)
+
+
+@matrix("label smoothing")
+@over(one_per_architecture(*MAIN[:3], where=own_blocks))
+def test_label_smoothing(subject):
+    ecosystem.check_label_smoothing(subject)
+
+
+@matrix("other adapters")
+@pytest.mark.parametrize("method", ADAPTERS)
+@over(one_per_architecture(*MAIN, where=own_blocks))
+def test_adapter(subject, method):
+    with as_stock():
+        ecosystem.check_adapter(subject, method)
+
+
+@matrix("prompt and prefix tuning")
+@pytest.mark.parametrize("method", PROMPTS)
+@over(
+    one_per_architecture("causal", "seq2seq", where=own_blocks)
+    + one_per_architecture("row", where=lambda s: own_blocks(s) and not s.causal)
+)
+def test_prompt(subject, method):
+    with as_stock():
+        ecosystem.check_prompt(subject, method)
+
+
+@over(one_per_architecture("causal", "masked"))
+def test_no_target(subject):
+    ecosystem.check_no_target(subject)
+
+
+@over(one_per_architecture(*MAIN, where=own_blocks))
+def test_hotswap(subject):
+    ecosystem.check_hotswap(subject)
+
+
+@matrix("new tokens on tied embeddings")
+@pytest.mark.parametrize("way", NEW_TOKENS)
+@over(one_per_architecture("causal", "masked", "seq2seq", where=lambda s: own_blocks(s) and s.is_text))
+def test_new_tokens(subject, way):
+    with as_stock():
+        ecosystem.check_new_tokens(subject, way)
+
+
+@matrix("QLoRA")
+@over(one_per_architecture("causal", "masked", "seq2seq", where=own_blocks))
+def test_qlora(subject):
+    pytest.importorskip("bitsandbytes", reason="quantisation needs bitsandbytes")
+    ecosystem.check_qlora(subject)
+
+
+@matrix("offload")
+@over(one_per_architecture(*MAIN))
+def test_offload(subject):
+    ecosystem.check_offload(subject)
+
+
+def exported() -> list:
+    """One class of each architecture; tracing takes seconds, so one of them in every run, the others when asked for."""
+    found = one_per_architecture(*MAIN)
+    quick = [s for s in found if s.model_type == "ext_bert"]
+    return [pytest.param(s, marks=() if s in quick else pytest.mark.slow) for s in found]
+
+
+@matrix("ONNX")
+@over(exported())
+def test_onnx(subject):
+    pytest.importorskip("onnxruntime", reason="the graph is run in ONNX Runtime")
+    ecosystem.check_onnx(subject)
