@@ -12,6 +12,15 @@ from transformers import PreTrainedConfig
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
+class AutoMap:
+    """`auto_map`: Auto class -> class, where a repository carries its own code. trl reads it of every configuration
+    that is not stock, and the library writes into it in place: so it is there from the first look on, and in no file
+    while it is empty."""
+
+    def __get__(self, config: PreTrainedConfig | None, owner: type) -> dict[str, str]:
+        return {} if config is None else vars(config).setdefault("auto_map", {})
+
+
 @strict
 class ExtConfig(PreTrainedConfig):
     """Base class of every configuration in this package.
@@ -32,6 +41,8 @@ class ExtConfig(PreTrainedConfig):
     # Fields of this package that say how to compute, not what: the official export leaves them out.
     runtime_fields: ClassVar[tuple[str, ...]] = ("skip_padding", "output_logits", "loss_chunk_size")
 
+    auto_map = AutoMap()
+
     skip_padding: bool = True
     output_logits: bool | None = None
     loss_chunk_size: int = 512
@@ -42,6 +53,13 @@ class ExtConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         # `strict` wraps what a validator raises into its own error type; users get the plain ValueError first.
         self.validate_architecture()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the library's, without an empty `auto_map`."""
+        fields = super().to_dict()
+        if not fields.get("auto_map", True):
+            del fields["auto_map"]
+        return fields
 
     @classmethod
     def check_model_type(cls, found: str | None, source: str | os.PathLike | None = None) -> None:

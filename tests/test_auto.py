@@ -439,3 +439,17 @@ def test_runner_without_the_script(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "there is no script" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_auto_map_is_there_and_in_no_file(folders: dict[str, Path], tmp_path: Path) -> None:
+    """trl reads it of any configuration that is not stock; the library writes into it when code goes along."""
+    config = hf_ext.ExtBertConfig()
+    assert (
+        config.auto_map == {}
+        and "auto_map" not in config.to_dict()
+        and "auto_map" not in hf_ext.ExtBertConfig().to_dict()
+    )
+    config.auto_map["AutoModel"] = "modeling.Model"
+    config.save_pretrained(tmp_path)
+    assert hf_ext.ExtBertConfig.from_pretrained(tmp_path).auto_map == {"AutoModel": "modeling.Model"}
+    assert hf_ext.ExtBertConfig().auto_map == {}
