@@ -103,6 +103,29 @@ def test_language_model_says_what_does_not_fit(arguments, message, capsys):
 SMALL = ["--texts", "24", "--batch-size", "8", "--repeats", "1", "--width", "32", "--layers", "2"]
 
 
+def test_feedback_of_a_few_steps(tmp_path, capsys):
+    """Each step leaves its mark, and the folder is the policy that was judged."""
+    pytest.importorskip("trl", reason="the trainers are trl's")
+    result = main_of("rlhf")(["--steps", "4", "--output", str(tmp_path / "policy")])
+    assert abs(result["before"]["divergence"]) < 1e-6 < result["after"]["divergence"]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert type(model) is hf_ext.ExtLlamaForCausalLM
+    assert f"reward {result['after']['reward']:+.2f}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main_of("rlhf")(["--output", str(tmp_path / "policy")])
+    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_feedback_is_learned(tmp_path):
+    pytest.importorskip("trl", reason="the trainers are trl's")
+    result = main_of("rlhf")(["--output", str(tmp_path / "policy")])
+    assert result["after"]["reward"] > result["before"]["reward"] + 1
+    assert result["after"]["warm"] > result["before"]["warm"] + 0.2
+    assert result["after"]["divergence"] < 1
+
+
 def test_takeover_as_the_user_runs_it():
     """In a fresh interpreter, from the command line."""
     done = subprocess.run(
