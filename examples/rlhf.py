@@ -47,6 +47,13 @@ def description(colours: tuple[str, ...]) -> str:
 
 
 @torch.no_grad()
+def scores(reward: PreTrainedModel, tokenizer: object, texts: list[str]) -> torch.Tensor:
+    """(texts,) what the reward model says of finished texts: it was trained with the end token, and reads there."""
+    batch = tokenizer([f"{text} {tokenizer.eos_token}" for text in texts], return_tensors="pt", padding=True)
+    return reward.eval()(**batch).logits[:, 0]
+
+
+@torch.no_grad()
 def judged(policy: PreTrainedModel, start: PreTrainedModel, reward: PreTrainedModel, tokenizer: object) -> dict:
     """Mean reward of sampled descriptions; the share with a warm colour, which the reward model was never told; the
     divergence from the start, in nats per token."""
@@ -54,11 +61,11 @@ def judged(policy: PreTrainedModel, start: PreTrainedModel, reward: PreTrainedMo
     prompts = tokenizer([f"the {thing} is" for thing in THINGS] * 16, return_tensors="pt")
     tokens = policy.eval().generate(**prompts, max_new_tokens=6, do_sample=True)
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-    batch = tokenizer([f"{text} {tokenizer.eos_token}" for text in texts], return_tensors="pt", padding=True)
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
     ours, theirs = (model.eval()(**batch).logits.log_softmax(-1) for model in (policy, start))
     divergence = (ours.exp() * (ours - theirs)).sum(-1)[batch["attention_mask"].bool()]
     return {
-        "reward": reward.eval()(**batch).logits.mean().item(),
+        "reward": scores(reward, tokenizer, texts).mean().item(),
         "warm": sum(any(colour in text for colour in WARM) for text in texts) / len(texts),
         "divergence": divergence.mean().item(),
         "sample": texts[0],
@@ -106,7 +113,10 @@ def main(arguments: list[str] | None = None) -> dict:
         reward = ExtLlamaForSequenceClassification.from_pretrained(start, num_labels=1)
         comparison = RewardConfig(learning_rate=1e-3, max_length=32, gradient_checkpointing=False, **shared)
         RewardTrainer(reward, comparison, train_dataset=Dataset.from_list(pairs), processing_class=tokenizer).train()
-        reward.requires_grad_(False)
+
+        def reward_of(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+            texts = [f"{prompt} {text}" for prompt, text in zip(prompts, completions, strict=True)]
+            return scores(reward, tokenizer, texts).tolist()
 
         print("3. policy")
         policy, reference = (AutoModelForCausalLM.from_pretrained(start) for _ in range(2))
@@ -114,11 +124,10 @@ def main(arguments: list[str] | None = None) -> dict:
         sampling = {"num_generations": 4, "max_completion_length": 6, "beta": given.beta}
         RLOOTrainer(
             policy,
-            reward,
+            reward_of,
             RLOOConfig(learning_rate=1e-3, gradient_checkpointing=False, **sampling, **shared),
             train_dataset=Dataset.from_list([{"prompt": f"the {thing} is"} for thing in THINGS * 16]),
             processing_class=tokenizer,
-            reward_processing_classes=tokenizer,
         ).train()
         after = judged(policy, reference, reward, tokenizer)
         for part in (policy, tokenizer):

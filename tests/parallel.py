@@ -26,9 +26,11 @@ from cases import IGNORED
 from harness import (
     Subject,
     assert_close,
+    assert_identical,
     build,
     gradients,
     no_dropout,
+    scratch,
     state,
     stock_folder,
     subjects,
@@ -36,6 +38,8 @@ from harness import (
     training_rows,
 )
 from torch import Tensor, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import DistributedConfig
@@ -144,17 +148,45 @@ def check_pipeline(subject: Subject) -> None:
     assert torch.equal(*tokens)
 
 
+def shard(model: nn.Module) -> None:
+    """FSDP2 as `accelerate` wraps: every class that is not to be split, then the whole."""
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    shared = set(model.get_input_embeddings().parameters()) if tied else set()
+    for module in list(model.modules()):
+        # A tied table belongs to two modules, and only the whole model holds both.
+        if type(module).__name__ in model._no_split_modules and not shared & set(module.parameters()):
+            fully_shard(module)
+    fully_shard(model)
+
+
+def check_sharded_files(subject: Subject) -> None:
+    """A checkpoint that each process writes its part of is read back to the same parts, ties included, and the whole
+    that is gathered from them is what one process has."""
+    written, read = (build(subject.ours, subject) for _ in range(2))
+    whole = {name: value.clone() for name, value in written.state_dict().items()}
+    with torch.no_grad():
+        for parameter in read.parameters():
+            parameter.zero_()
+    folder = [str(scratch())]
+    dist.broadcast_object_list(folder)
+    for model in (written, read):
+        shard(model)
+    checkpoint.save(get_model_state_dict(written), checkpoint_id=folder[0])
+    parts = get_model_state_dict(read)
+    checkpoint.load(parts, checkpoint_id=folder[0])
+    set_model_state_dict(read, parts)
+    gathered = get_model_state_dict(read, options=StateDictOptions(full_state_dict=True))
+    if dist.get_rank() == 0:
+        assert_identical(gathered, whole, "gathered from the parts")
+    tied = written.get_input_embeddings().weight is written.get_output_embeddings().weight
+    assert (read.get_input_embeddings().weight is read.get_output_embeddings().weight) == tied
+
+
 def check_sharded_data(subject: Subject) -> None:
     """Each process has half of the rows and a part of every block's parameters: divided by the model's plan, and by
     the classes that it says are not to be split, as `accelerate` does."""
     by_hand, reference = (build(subject.ours, subject, **no_dropout(subject)) for _ in range(2))
-    tied = by_hand.get_input_embeddings().weight is by_hand.get_output_embeddings().weight
-    shared = set(by_hand.get_input_embeddings().parameters()) if tied else set()
-    for module in list(by_hand.modules()):
-        # A tied table belongs to two modules, and only the whole model holds both.
-        if type(module).__name__ in by_hand._no_split_modules and not shared & set(module.parameters()):
-            fully_shard(module)
-    fully_shard(by_hand)
+    shard(by_hand)
     by_plan = load_split(subject, fsdp_size=PROCESSES)
     assert all(isinstance(x, DTensor) for model in (by_hand, by_plan) for x in model.parameters())
     inputs = subject.inputs(reference.config, "right")
@@ -193,6 +225,7 @@ WORK: dict[str, tuple[Callable[[Subject], None], Callable[[], list[Subject]]]] =
     "tensor": (check_tensor, planned),
     "pipeline": (check_pipeline, lambda: [s for s in language_models() if has_plan(s)]),
     "sharded_data": (check_sharded_data, language_models),
+    "sharded_files": (check_sharded_files, language_models),
     "data_parallel": (check_data_parallel, language_models),
 }
 

@@ -32,6 +32,7 @@ COLUMNS = {
     "tensor": "tensor parallel",
     "pipeline": "pipeline parallel",
     "sharded_data": "FSDP2",
+    "sharded_files": "FSDP2",
     "data_parallel": "DDP",
 }
 
