@@ -411,7 +411,14 @@ def test_emoji_clip(tmp_path, capsys):
     labels = ["thing 1, some things", "thing 19, some things"]
     scores = classify(Image.new("RGB", (64, 64), (12, 243, 0)), candidate_labels=labels, hypothesis_template="{}")
     assert {row["label"] for row in scores} == set(labels)
-    assert sum(row["score"] for row in scores) == pytest.approx(1.0)
+    hf_ext.export_official(classify.model, tmp_path / "official")
+    classify.tokenizer.save_pretrained(tmp_path / "official")
+    classify.image_processor.save_pretrained(tmp_path / "official")
+    stock = transformers.pipeline("zero-shot-image-classification", str(tmp_path / "official"))
+    assert type(stock.model) is transformers.CLIPModel
+    expected = stock(Image.new("RGB", (64, 64), (12, 243, 0)), candidate_labels=labels, hypothesis_template="{}")
+    for row, reference in zip(scores, expected, strict=True):
+        assert row == {"label": reference["label"], "score": pytest.approx(reference["score"], abs=1e-6)}
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     with pytest.raises(SystemExit):
         script["main"](options)
