@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from harness import subjects
+from harness import randomise, subjects
 from safetensors.torch import load_file, save_file
 
 import hf_ext
@@ -89,6 +89,27 @@ def test_parity_of_a_checkpoint_in_our_format(llama_folder, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "ext_llama"
     report = parity.compare(tmp_path)
     assert report.ok, report.failed
+
+
+SEEING = {  # class -> rows that must be among those of its report
+    "ExtViTModel": {"last hidden state", "hidden states"},
+    "ExtDeiTForImageClassificationWithTeacher": {"distillation logits"},
+    "ExtSwinForMaskedImageModeling": {"reconstruction", "loss, evaluation"},
+    "ExtCLIPModel": {"logits per text", "text hidden states", "image hidden states", "loss, evaluation"},
+    "ExtCLIPForImageClassification": {"logits", "loss, evaluation"},
+    "ExtCLIPTextModelWithProjection": {"text embeds", "hidden states"},
+}
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_parity_of_models_of_images_and_of_pairs(name, tmp_path):
+    (subject,) = subjects(configs="one", where=lambda s: s.class_name == name)
+    model = subject.stock(subject.stock_config(**subject.fields))
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    report = parity.compare(tmp_path)
+    assert report.ok, report.failed
+    assert {row.name for row in report.rows} >= SEEING[name] | {"gradients of every parameter", "saved weights file"}
 
 
 def faulty(monkeypatch, model_class, change):
@@ -242,6 +263,23 @@ def test_benchmark_counts_tokens():
     assert (ragged.tokens, ragged.padded_tokens) == (int(ragged_lengths(8, 32).sum()), 8 * 32)
     for row in rows:
         assert row.speed_ratio == row.stock_seconds / row.ours_seconds > 0
+
+
+def test_benchmark_of_images_and_of_pairs():
+    """Of images alone there is no ragged batch; patches count."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    options = {"batch_size": 2, "repeats": 1, "threads": 1, "scenarios": ["inference", "training"], "memory": False}
+    rows = bench.benchmark("vit", overrides={**sizes, "image_size": 32, "patch_size": 16}, **options)
+    assert [(row.scenario, row.tokens) for row in rows] == [("inference-full", 8), ("training-full", 8)]
+    words = {"vocab_size": 50, "bos_token_id": 48, "eos_token_id": 49}
+    pair = {"text_config": {**sizes, **words}, "vision_config": {**sizes, "image_size": 32, "patch_size": 16}}
+    rows = bench.benchmark("clip", overrides=pair, length=12, **options)
+    assert [row.scenario for row in rows] == ["inference-ragged", "inference-full", "training-ragged", "training-full"]
+    assert rows[1].tokens == 24
+    with pytest.raises(ValueError, match="length=78 exceeds the 77 positions"):
+        bench.benchmark("clip", overrides=pair, length=78, **options)
+    with pytest.raises(ValueError, match="ExtSwinBackbone has neither one output nor a loss"):
+        bench.benchmark("swin", head="backbone", overrides={"depths": [1], "num_heads": [1], "embed_dim": 8}, **options)
 
 
 def test_benchmark_measures_memory():

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from hf_ext.cli.attention import attention
 from hf_ext.cli.bench import bench
 from hf_ext.cli.export import export
 from hf_ext.cli.finetune import finetune
@@ -115,6 +116,7 @@ app.command()(finetune)
 app.command()(generate)
 app.command()(verify)
 app.command()(bench)
+app.command()(attention)
 app.command()(export)
 app.command()(models)
 

@@ -3,6 +3,7 @@
 - `parameters`: number of parameters, FLOPs of a forward pass, bytes of the key/value cache.
 - `memory`: peak memory of a block of code, measured by the operating system or the CUDA allocator.
 - `parity`: one checkpoint through our class and through the stock class, everything compared.
+- `attention`: where each head looks, in a text or an image, and pictures of it.
 - `benchmark`: our class and the stock class side by side, seconds and peak bytes.
 """
 
@@ -20,6 +21,9 @@ _PUBLIC = {
     "ParityRow": "parity",
     "compare": "parity",
     "ragged_lengths": "inputs",
+    "read_image": "attention",
+    "read_text": "attention",
+    "rollout": "attention",
 }
 
 __all__ = sorted(_PUBLIC)

