@@ -30,6 +30,7 @@ from transformers import (
 )
 
 import hf_ext
+from hf_ext.data.vocabulary import train_bpe
 from hf_ext.modeling import DecoderModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -258,6 +259,35 @@ def test_translation_ends_in_time(tmp_path, descriptions):
     arguments = ["--lists", str(descriptions), "--output", str(tmp_path), "--held-out", "4", "--width", "16"]
     result = main_of("train_translation")([*arguments, "--vocab-size", "300", "--layers", "1", "--minutes", "0"])
     assert result["steps"] == 1 and result["averaged"] == 1 and (tmp_path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["random", "checkpoint"])
+def test_summarisation(tmp_path, descriptions, given, capsys):
+    """A random T5 and its vocabulary; an official BART."""
+    arguments = ["--lists", str(descriptions), "--output", str(tmp_path / "out"), "--held-out", "6", "--epochs", "1"]
+    if given:
+        tokenizer = train_bpe(["abcdefghij"], vocab_size=300, longest=64)
+        tokenizer.save_pretrained(tmp_path / "bart")
+        transformers.BartForConditionalGeneration(
+            transformers.BartConfig(
+                vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=70,
+                pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2,
+            )
+        ).save_pretrained(tmp_path / "bart")  # fmt: skip
+        arguments += ["--model", str(tmp_path / "bart"), "--prefix", "sum up: "]
+    main = main_of("finetune_summarisation")
+    result = main([*arguments, "--width", "16", "--layers", "1"])
+    assert result["test"] == 6 and 60 < result["train"] <= 84 and result["steps"] == 3
+    assert result["lead"].keys() == result["rouge"].keys() == {"rouge1", "rouge2", "rougeL"}
+    rows = json.loads((tmp_path / "out" / "summaries.json").read_text())
+    assert len(rows) == 6 and all(len(row["text"].split()) == 18 > len(row["target"].split()) for row in rows)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == ("ExtBartForConditionalGeneration" if given else "ExtT5ForConditionalGeneration")
+    assert type(model).__name__ in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "is not empty; give another --output, or --resume" in capsys.readouterr().err
 
 
 def test_fairseq_file(tmp_path, capsys):
