@@ -25,7 +25,9 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int, longest: int) -> PreTrai
     )
     tokenizer.train_from_iterator(texts, trainer)
     ends = [(END, tokenizer.token_to_id(END))]
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", pair=f"$A {END} $B:1 {END}:1", special_tokens=ends
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, bos_token=START, eos_token=END, model_max_length=longest
     )
