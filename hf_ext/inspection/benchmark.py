@@ -36,10 +36,13 @@ from hf_ext.inspection.inputs import (
     attention_for,
     bare_objective,
     complete_config,
+    generate_greedily,
     generates,
+    is_seq2seq_head,
     longest_input,
     make_batch,
     ragged_lengths,
+    require_stock,
     resolve_head,
     stock_class,
     takes,
@@ -51,7 +54,8 @@ SIDES = ("ours", "stock")
 NEW_TOKENS = 32
 PROMPT = 32
 # What a bare architecture name stands for: the head it is pre-trained with.
-_PREFERRED_HEADS = ("AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
+_PREFERRED_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+_PREFERRED_HEADS += ("AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,7 @@ def _subject(model, head, overrides, dtype, attn_implementation, device, seed, f
     random = architecture is not None
     stock_source = model
     if random:
+        require_stock(architecture)
         if head is None:
             head = next(name for name in _PREFERRED_HEADS if name in architecture.heads)
         class_name = resolve_head(architecture, head)
@@ -288,6 +293,7 @@ def _subject(model, head, overrides, dtype, attn_implementation, device, seed, f
         if not stated.get("model_type"):
             raise ValueError(f"config.json of {model} has no model_type, so its architecture is unknown.")
         architecture = architecture_of(stated["model_type"])
+        require_stock(architecture)
         class_name = resolve_head(architecture, head, stated.get("architectures"))
         if stated["model_type"] == architecture.model_type:
             stock_source = str(folder / "official")
@@ -333,7 +339,8 @@ class _Work:
             limit = longest_input(model.config)
             longest = max(2, min(PROMPT, length, (limit or PROMPT + new_tokens) - new_tokens))
             lengths = ragged_lengths(rows, longest, fill=0.6, seed=seed)
-            batch = make_batch(type(model), model.config, lengths, padding_side="left", seed=seed).to(device)
+            side = "right" if is_seq2seq_head(type(model).__name__) else "left"
+            batch = make_batch(type(model), model.config, lengths, padding_side=side, seed=seed).to(device)
             return cls(kind, batch, rows * new_tokens, new_tokens)
         if variant == "ragged":
             lengths = ragged_lengths(batch_size, length, seed=seed)
@@ -363,15 +370,11 @@ class _Work:
                     model(**inputs)
 
             return infer
-        pad = model.config.pad_token_id if model.config.pad_token_id is not None else 0
-        settings = GenerationConfig(
-            max_new_tokens=self.new_tokens, min_new_tokens=self.new_tokens, do_sample=False, pad_token_id=pad
-        )
         model.generation_config = GenerationConfig()  # a checkpoint's own defaults may ask for sampling
 
         def generate() -> None:
             model.eval()
-            model.generate(**inputs, generation_config=settings)
+            generate_greedily(model, batch, self.new_tokens)
 
         return generate
 

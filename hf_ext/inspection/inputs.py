@@ -1,6 +1,7 @@
 """Which classes to hold against each other, and seeded batches to run through them: of texts, of images, of pairs.
 
-Legend: B batch, R rows of the embedding (B, or B times choices), T tokens, N patches of an image.
+Legend: B batch, R rows of the embedding (B, or B times choices), T tokens, S of the encoder beside a decoder, N patches
+of an image.
 """
 
 import inspect
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig
 
 IGNORED = -100  # the label that every loss of the library leaves out
 
 # Heads that predict one token per position, by the end of their class name.
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
+# Heads of an encoder-decoder that predict the tokens of the decoder.
+SEQ2SEQ_HEADS = ("ForConditionalGeneration", "MTModel")
 # Encoders whose positions start after the padding id, so that the table holds that many fewer tokens.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xlm-roberta", "xlm_roberta", "longformer")
 
@@ -29,6 +32,15 @@ def stock_class(class_name: str) -> type:
     if not hasattr(transformers, official):
         raise ValueError(f"transformers {transformers.__version__} has no class {official!r} to compare with.")
     return getattr(transformers, official)
+
+
+def require_stock(architecture) -> None:
+    """Raise ValueError for an architecture of this package only."""
+    if architecture.official_model_type is None:
+        raise ValueError(
+            f"{architecture.model_type} is an architecture of this package only: transformers has no class to compare "
+            "it with."
+        )
 
 
 def attention_for(model_class: type, wanted: str) -> str:
@@ -85,17 +97,27 @@ def is_causal_head(class_name: str) -> bool:
     return class_name.endswith(CAUSAL_HEADS)
 
 
+def is_seq2seq_head(class_name: str) -> bool:
+    return class_name.endswith(SEQ2SEQ_HEADS)
+
+
 def generates(model) -> bool:
-    """Whether `generate()` makes sense for this model: a causal head, and no encoder that merely owns the method."""
+    """Whether `generate()` makes sense for this model: a causal head, and no encoder that merely owns the method, or
+    the head of an encoder-decoder."""
+    if is_seq2seq_head(type(model).__name__):
+        return model.can_generate()
     # An encoder that may be used as a decoder has both fields; GPT-NeoX carries `is_decoder` without any meaning.
     encoder = hasattr(model.config, "add_cross_attention") and not getattr(model.config, "is_decoder", True)
     return model.can_generate() and is_causal_head(type(model).__name__) and not encoder
 
 
 def complete_config(config: PreTrainedConfig, class_name: str) -> PreTrainedConfig:
-    """Fills in what a head needs for a batch: a classifier finds the last real token by the padding id."""
+    """Fills in what a head needs for a batch: a classifier finds the last real token by the padding id, a decoder
+    beside an encoder starts with an id of its own."""
     if class_name.endswith("ForSequenceClassification") and config.pad_token_id is None:
         config.pad_token_id = 0
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id
     return config
 
 
@@ -117,7 +139,7 @@ def takes(model_class: type, name: str) -> bool:
 def longest_input(config: PreTrainedConfig) -> int | None:
     """Most tokens that the position table holds, None where positions are unlimited or not stated."""
     config = text_part(config)
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
     if positions is None or positions <= 0:
         return None
     if config.model_type.removeprefix("ext_") in _OFFSET_POSITIONS:
@@ -164,32 +186,41 @@ def ragged_lengths(batch_size: int, longest: int, *, fill: float = 1 / 3, seed: 
 
 @dataclass
 class Batch:
-    """One batch of token ids, of images, or of both.
+    """One batch of token ids, of images, of both, or of sound features with the token ids of a decoder.
 
     Attributes:
         inputs: what the forward takes, without labels.
         labels: what the head's loss takes; empty for a bare model.
-        real: (R, T) bool, True where there is a token and not padding; of images alone (B, N), all True.
+        real: (R, T) bool, True where there is a token and not padding; of the decoder, where there are two halves; of
+            images alone (B, N), all True.
+        encoder_real: (B, S) bool, the encoder's, where there are two halves.
     """
 
     inputs: dict[str, Tensor]
     real: Tensor
     labels: dict[str, Tensor | bool] = field(default_factory=dict)
+    encoder_real: Tensor | None = None
+
+    @property
+    def prompt(self) -> dict[str, Tensor]:
+        """What `generate` takes: the inputs, without those of a decoder beside an encoder."""
+        return {name: value for name, value in self.inputs.items() if name != "decoder_input_ids"}
 
     @property
     def real_tokens(self) -> int:
-        return int(self.real.sum())
+        return sum(int(real.sum()) for real in (self.real, self.encoder_real) if real is not None)
 
     @property
     def padded_tokens(self) -> int:
-        return self.real.numel()
+        return sum(real.numel() for real in (self.real, self.encoder_real) if real is not None)
 
     def to(self, device: torch.device | str) -> "Batch":
         inputs, labels = (
             {name: value.to(device) if isinstance(value, Tensor) else value for name, value in part.items()}
             for part in (self.inputs, self.labels)
         )
-        return Batch(inputs, self.real.to(device), labels)
+        encoder_real = None if self.encoder_real is None else self.encoder_real.to(device)
+        return Batch(inputs, self.real.to(device), labels, encoder_real)
 
 
 def make_batch(
@@ -201,7 +232,8 @@ def make_batch(
     seed: int = 0,
 ) -> Batch:
     """A seeded batch for a class: random tokens with mask and, where it has them, segment ids, random images, or both,
-    and labels for its head.
+    and labels for its head. An encoder-decoder gets as many tokens for its decoder, or random sound of full length if
+    that is what it hears.
 
     The same arguments give the same batch for our class and the stock class.
 
@@ -243,29 +275,18 @@ def _image_batch(model_class: type, config: PreTrainedConfig, rows: int, seed: i
 
 
 def _text_batch(model_class: type, config: PreTrainedConfig, lengths: Tensor, padding_side: str, seed: int) -> Batch:
-    accepted = inspect.signature(model_class.forward).parameters
-    vocabulary = getattr(config, "vocab_size", None)
-    if "input_ids" not in accepted or vocabulary is None or getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"{model_class.__name__} does not take one sequence of token ids; no batch is known for it.")
+    accepted, name = inspect.signature(model_class.forward).parameters, model_class.__name__
+    hears = "input_features" in accepted and "decoder_input_ids" in accepted
+    if getattr(config, "vocab_size", None) is None or not ("input_ids" in accepted or hears):
+        raise ValueError(f"{name} does not take one sequence of token ids; no batch is known for it.")
     limit = longest_input(config)
     if limit is not None and int(lengths.max()) > limit:
         raise ValueError(f"length {int(lengths.max())} exceeds the {limit} positions of this model; use a shorter one.")
     generator = torch.Generator().manual_seed(seed)
-    if model_class.__name__.endswith("ForMultipleChoice"):
+    if name.endswith("ForMultipleChoice"):
         lengths = lengths.repeat_interleave(2)  # two choices of one length per example
 
     rows, longest = len(lengths), int(lengths.max())
-    pad = config.pad_token_id if config.pad_token_id is not None else 0
-    # Ids at either end of the vocabulary are the special ones as a rule; none of them is to stand for a word.
-    special = {pad}
-    for name in ("bos_token_id", "eos_token_id", "sep_token_id"):
-        special.update(_listed(getattr(config, name, None)))
-    end = None
-    if "clip" in config.model_type:  # pools at the end of the text; early files say 2 and mean the highest id
-        end = vocabulary - 1 if config.eos_token_id == 2 else min(special & set(_listed(config.eos_token_id)))
-        special.add(end)
-    words = torch.tensor([i for i in range(vocabulary) if i not in special])
-    ids = words[torch.randint(len(words), (rows, longest), generator=generator)]
     places = torch.arange(longest)
     if padding_side == "right":
         real = places < lengths[:, None]
@@ -273,17 +294,62 @@ def _text_batch(model_class: type, config: PreTrainedConfig, lengths: Tensor, pa
         real = places >= longest - lengths[:, None]
     else:
         raise ValueError(f"padding_side={padding_side!r}: 'right' or 'left' is needed.")
-    ids = ids.masked_fill(~real, pad)
+    ids = _words(config, real, generator)
+    end = _text_end(config)
     if end is not None:
         ids[torch.arange(rows), places.masked_fill(~real, -1).amax(1)] = end
     inputs = {"input_ids": ids, "attention_mask": real.long()}
     if "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) or 0) > 1:
         inputs["token_type_ids"] = ((places >= longest // 2) & real).long()
+    if "decoder_input_ids" not in accepted:
+        batch = Batch(inputs, real, _labels(name, config, ids, real, generator))
+    elif name.endswith(("ForSequenceClassification", "ForQuestionAnswering")):
+        # The decoder reads the same tokens; a label is read at the end token, one in each row.
+        ids = ids.scatter(1, lengths[:, None] - 1, config.eos_token_id)
+        batch = Batch({**inputs, "input_ids": ids}, real, _labels(name, config, ids, real, generator), real)
+    else:
+        encoder_real = real
+        if hears:
+            inputs, encoder_real = _sound(config, rows, generator)
+        real = places < lengths[:, None]
+        ids = _words(config, real, generator)
+        start = torch.full((rows, 1), config.decoder_start_token_id)
+        inputs["decoder_input_ids"] = torch.cat([start, ids[:, :-1]], dim=1)
+        batch = Batch(inputs, real, _labels(name, config, ids, real, generator), encoder_real)
+    if name.endswith("ForMultipleChoice"):
+        batch.inputs = {name: value.view(rows // 2, 2, longest) for name, value in batch.inputs.items()}
+    return batch
 
-    labels = _labels(model_class.__name__, config, ids, real, generator)
-    if model_class.__name__.endswith("ForMultipleChoice"):
-        inputs = {name: value.view(rows // 2, 2, longest) for name, value in inputs.items()}
-    return Batch(inputs, real, labels)
+
+def _special(config: PreTrainedConfig) -> set[int | None]:
+    """The ids that are not to stand for a word."""
+    names = ("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
+    return {config.pad_token_id or 0}.union(*(_listed(getattr(config, name, None)) for name in names))
+
+
+def _text_end(config: PreTrainedConfig) -> int | None:
+    """The id at whose place CLIP pools a text, None for any other model. Early files say 2 and mean the highest id."""
+    if "clip" not in config.model_type:
+        return None
+    if config.eos_token_id == 2:
+        return config.vocab_size - 1
+    return min(_special(config) & set(_listed(config.eos_token_id)))
+
+
+def _words(config: PreTrainedConfig, real: Tensor, generator: torch.Generator) -> Tensor:
+    """Random ids where `real` (R, T), padding elsewhere. Ids at either end of the vocabulary are the special ones as a
+    rule; none of them is to stand for a word."""
+    special = _special(config) | {_text_end(config)}
+    words = torch.tensor([i for i in range(config.vocab_size) if i not in special])
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    return words[torch.randint(len(words), real.shape, generator=generator)].masked_fill(~real, pad)
+
+
+def _sound(config: PreTrainedConfig, rows: int, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+    """Random features (B, mel bins, 2 * S), and True for all of the S positions that the encoder makes of them."""
+    positions = config.max_source_positions
+    features = torch.randn(rows, config.num_mel_bins, 2 * positions, generator=generator)
+    return {"input_features": features}, torch.ones(rows, positions, dtype=torch.bool)
 
 
 def _listed(value: object) -> list:
@@ -317,6 +383,8 @@ def _labels(name: str, config, ids: Tensor, real: Tensor, generator: torch.Gener
         predicted = real.clone()
         predicted[:, 1:] &= real[:, :-1]
         return {"labels": ids.masked_fill(~predicted, IGNORED)}
+    if is_seq2seq_head(name):
+        return {"labels": ids.masked_fill(~real, IGNORED)}
     if name.endswith("ForMaskedLM"):
         return {"labels": masked()}
     if name.endswith("ForPreTraining"):
@@ -335,6 +403,20 @@ def _labels(name: str, config, ids: Tensor, real: Tensor, generator: torch.Gener
     if name.endswith("ForMultipleChoice"):
         return {"labels": draw(2, rows // 2)}
     return {}
+
+
+def generate_greedily(model, batch: Batch, new_tokens: int) -> Tensor:
+    """Ids (B, ...) of greedy search that makes `new_tokens` tokens, whatever the checkpoint's own settings are: they
+    may ask for sampling, or stop at an end token. Of Whisper the search only, without the cutting of long clips."""
+    config = model.config
+    settings = GenerationConfig(
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+        pad_token_id=config.pad_token_id if config.pad_token_id is not None else 0,
+        decoder_start_token_id=getattr(config, "decoder_start_token_id", None),
+    )
+    return GenerationMixin.generate(model, **batch.prompt, generation_config=settings)
 
 
 def bare_objective(outputs, real: Tensor, seed: int = 0) -> Tensor:

@@ -26,11 +26,14 @@ from hf_ext.inspection.inputs import (
     attention_for,
     bare_objective,
     complete_config,
+    generate_greedily,
     generates,
     is_causal_head,
+    is_seq2seq_head,
     longest_input,
     make_batch,
     ragged_lengths,
+    require_stock,
     resolve_head,
     stock_class,
 )
@@ -100,8 +103,8 @@ def compare(
 
     Rows of the report: keys found missing or unexpected at loading; every output and hidden state at real positions of
     a ragged batch (padded on the right, for causal heads also on the left); the loss in evaluation mode; the loss in
-    training mode with dropout off, and the gradient of every parameter; the tokens of greedy generation from a
-    left-padded batch; the saved files, byte by byte.
+    training mode with dropout off, and the gradient of every parameter; the tokens of greedy generation (of a
+    decoder from a left-padded batch); the saved files, byte by byte. Of encoder-decoders the outputs of both halves.
 
     Args:
         checkpoint: Hub id or folder, in the official format or in ours. One of ours is exported to a temporary folder
@@ -136,6 +139,7 @@ def compare(
     if not stated.get("model_type"):
         raise ValueError(f"config.json of {checkpoint} has no model_type, so its architecture is unknown.")
     architecture = architecture_of(stated["model_type"])
+    require_stock(architecture)
     name = resolve_head(architecture, head, stated.get("architectures"))
     ours_class, official_class = architecture.load(name), stock_class(name)
     options = {"dtype": dtype}
@@ -245,12 +249,15 @@ class _Run:
         # Twice: asking for hidden states may take another path than the plain call (skipping padding, for one).
         for name, value in model(**batch.inputs).items():
             if isinstance(value, Tensor):
-                results.outputs[name.replace("_", " ") + note] = _at_real_positions(value, batch.real)
+                results.outputs[name.replace("_", " ") + note] = _at_real_positions(name, value, batch)
         full = model(**batch.inputs, output_hidden_states=True)
         halves = {"": full, "text ": full.get("text_model_output"), "image ": full.get("vision_model_output")}
         for half, outputs in halves.items():
-            for layer, value in enumerate(getattr(outputs, "hidden_states", None) or ()):
-                results.outputs[f"{half}hidden states{note}|{layer}"] = _at_real_positions(value, batch.real)
+            for name, states in (outputs or {}).items():
+                if name.endswith("hidden_states"):
+                    for layer, value in enumerate(states):
+                        place = f"{half}{name.replace('_', ' ')}{note}|{layer}"
+                        results.outputs[place] = _at_real_positions(name, value, batch)
 
     def _backward(self, model, batch: Batch) -> float:
         model.train()
@@ -266,17 +273,16 @@ class _Run:
     def _greedy(self, model, limit: int) -> Tensor:
         new = max(min(NEW_TOKENS, limit // 2), 1)
         lengths = ragged_lengths(self.batch_size, max(min(self.length, limit - new), 2), fill=0.6, seed=self.seed + 1)
-        batch = make_batch(type(model), model.config, lengths, padding_side="left", seed=self.seed + 1)
-        pad = model.config.pad_token_id if model.config.pad_token_id is not None else 0
-        # A configuration of its own: the checkpoint's may ask for sampling, or stop at its end-of-text token.
-        settings = GenerationConfig(max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=pad)
+        side = "right" if is_seq2seq_head(type(model).__name__) else "left"
+        batch = make_batch(type(model), model.config, lengths, padding_side=side, seed=self.seed + 1)
         with _own_generation_config(model):
-            return model.generate(**batch.inputs, generation_config=settings).cpu()
+            return generate_greedily(model, batch, new).cpu()
 
 
-def _at_real_positions(value: Tensor, real: Tensor) -> Tensor:
-    """Rows of real tokens (N, ...) of a (R, T, ...) tensor; any other tensor as it is."""
+def _at_real_positions(name: str, value: Tensor, batch: Batch) -> Tensor:
+    """Rows of real tokens (N, ...) of an output (R, T, ...) or (B, S, ...); any other tensor as it is."""
     value = value.detach().cpu()
+    real = batch.encoder_real if name.startswith("encoder_") else batch.real
     return value[real] if value.shape[:2] == real.shape else value
 
 
@@ -396,7 +402,7 @@ def _gradient_row(ours: Path, stock: Path, tolerance: float) -> ParityRow:
 
 
 def _token_row(ours: Tensor | None, stock: Tensor | None) -> ParityRow:
-    name = "greedy tokens (left padding)"
+    name = "greedy tokens"
     if ours is None or stock is None:
         return ParityRow(name, False, detail=f"{'ours' if ours is None else 'the stock class'} does not generate")
     if ours.shape != stock.shape:

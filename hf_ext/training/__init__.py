@@ -12,6 +12,8 @@ _HOMES = {
     "load_finetuned": "run",
     "DistillationTrainer": "distillation",
     "LogitScaleLimit": "contrastive",
+    "TimeLimit": "checkpoints",
+    "average_checkpoints": "checkpoints",
     "diagnose": "diagnosis",
     "noam": "schedules",
     "noam_arguments": "schedules",

@@ -62,6 +62,18 @@ def llama(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def t5(llama, tmp_path_factory) -> Path:
+    """An encoder-decoder with the same words."""
+    folder = tmp_path_factory.mktemp("t5")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, eos_token_id=2, initializer_factor=3.0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(llama).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bert")
     torch.manual_seed(0)
@@ -228,6 +240,36 @@ def test_generate_is_greedy_without_options(llama, streaming):
     expected = greedy(llama, "w1 w2 w3", 12)
     assert len(set(expected.split())) > 2  # no degenerate repetition that anything would match
     assert result.stdout.split() == expected.split()
+
+
+@pytest.mark.parametrize("options", [(), ("--no-stream",), ("--num-beams", "3")], ids=" ".join)
+def test_generate_transforms_with_an_encoder_decoder(t5, options):
+    model = transformers.T5ForConditionalGeneration.from_pretrained(t5).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(t5)
+    inputs = tokenizer("w5 w6 w7", return_tensors="pt", return_token_type_ids=False)
+    expected = model.generate(**inputs, max_new_tokens=7, do_sample=False, num_beams=3 if "3" in options else 1)
+    text = tokenizer.decode(expected[0], skip_special_tokens=True)
+    result = run("generate", t5, "--prompt", "w5 w6 w7", "--max-new-tokens", 7, *options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == text != ""
+
+
+def test_generate_says_what_an_encoder_decoder_cannot(t5, tmp_path):
+    assert_readable(run("generate", t5, "--prompt", "w5", "--chat"), "is an encoder-decoder", "without --chat")
+    sizes = {"vocab_size": 99, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    bart = transformers.BartConfig(**sizes, max_position_embeddings=8)
+    transformers.BartForConditionalGeneration(bart).save_pretrained(tmp_path / "bart")
+    transformers.AutoTokenizer.from_pretrained(t5).save_pretrained(tmp_path / "bart")
+    prompt = " ".join(["w5"] * 9)
+    assert_readable(run("generate", tmp_path / "bart", "--prompt", prompt), "9 tokens exceeds the 8 positions")
+    within = run("generate", tmp_path / "bart", "--prompt", "w5 w6", "--no-stream")  # stops at the last position
+    assert within.exit_code == 0, within.output
+    whisper = transformers.WhisperConfig(
+        **sizes, num_mel_bins=4, pad_token_id=1, bos_token_id=1, eos_token_id=1, decoder_start_token_id=2
+    )
+    transformers.WhisperForConditionalGeneration(whisper).save_pretrained(tmp_path / "whisper")
+    assert_readable(run("generate", tmp_path / "whisper", "--prompt", "w5"), "transcribes sound", "speech-recognition")
 
 
 def test_generate_reads_standard_input_and_ignores_zero_temperature(llama):

@@ -2,7 +2,9 @@
 
 import io
 import json
+import math
 import os
+import random
 import re
 import runpy
 import struct
@@ -24,6 +26,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoImageProcessor,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     WhisperConfig,
     WhisperForConditionalGeneration,
@@ -31,6 +34,7 @@ from transformers import (
 )
 
 import hf_ext
+from hf_ext.data.vocabulary import train_bpe
 from hf_ext.modeling import DecoderModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -222,6 +226,96 @@ def test_real_addresses(tmp_path, small_encoder):
     assert all(row["labels"] == ["Number", "Street", "Street", "Street"] for row in rows)
     model = transformers.AutoModelForTokenClassification.from_pretrained(output / "model")
     assert set(model.config.id2label.values()) == {"Number", "Street"}
+
+
+@pytest.fixture(scope="module")
+def descriptions(tmp_path_factory) -> Path:
+    """apt's lists of 90 packages whose descriptions are random words; the German ones are those words turned round."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghij", k=4)) for _ in range(80)]
+    text = {"en": "", "de": ""}
+    for i in range(90):
+        lines = [" ".join(rng.sample(words, 6)) for _ in range(4)]
+        for language, step in (("en", 1), ("de", -1)):
+            synopsis, *body = ["".join(reversed(line)) if step < 0 else line for line in lines]
+            text[language] += f"Package: p{i}\nDescription-md5: {i:02}\nDescription-{language}: {synopsis}\n"
+            text[language] += "\n .\n".join(f" {line}" for line in body) + "\n\n"
+    folder = tmp_path_factory.mktemp("lists")
+    for language, content in text.items():
+        (folder / f"main_Translation-{language}").write_text(content)
+    return folder
+
+
+def test_translation_is_trained_and_resumed(tmp_path, descriptions, capsys):
+    main, output = main_of("train_translation"), tmp_path / "out"
+    common = [
+        "--lists",
+        str(descriptions),
+        "--output",
+        str(output),
+        "--held-out",
+        "12",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+    ]
+    common += ["--layers", "1", "--vocab-size", "300", "--length", "40", "--save-steps", "4", "--average", "2"]
+    first = main([*common, "--epochs", "1"])
+    assert first["test"] >= 12 and first["train"] + first["test"] <= 4 * 90 and first["averaged"] == 2
+    assert first["steps"] == math.ceil(first["train"] / 32)
+    rows = json.loads((output / "translations.json").read_text())
+    assert len(rows) == first["test"] and all(row["target"] == row["text"][::-1] for row in rows)
+    assert json.loads((output / "result.json").read_text()) == first
+    assert "copying the English text: " in capsys.readouterr().out
+    model = AutoModelForSeq2SeqLM.from_pretrained(output)
+    assert type(model) is hf_ext.ExtTransformerForConditionalGeneration
+    states = [load_file(place / "model.safetensors") for place in output.glob("checkpoint-*")]
+    for name, value in load_file(output / "model.safetensors").items():
+        torch.testing.assert_close(value, sum(state[name] for state in states) / 2)
+
+    with pytest.raises(SystemExit):
+        main(common)
+    assert "is not empty; give another --output, or --resume" in capsys.readouterr().err
+    assert main([*common, "--resume", "--epochs", "2"])["steps"] == 2 * first["steps"]
+    with pytest.raises(SystemExit):
+        main([*common[:3], str(tmp_path / "none"), "--resume"])
+    assert "has no checkpoint to go on from" in capsys.readouterr().err
+
+
+def test_translation_ends_in_time(tmp_path, descriptions):
+    arguments = ["--lists", str(descriptions), "--output", str(tmp_path), "--held-out", "4", "--width", "16"]
+    result = main_of("train_translation")([*arguments, "--vocab-size", "300", "--layers", "1", "--minutes", "0"])
+    assert result["steps"] == 1 and result["averaged"] == 1 and (tmp_path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["random", "checkpoint"])
+def test_summarisation(tmp_path, descriptions, given, capsys):
+    """A random T5 and its vocabulary; an official BART."""
+    arguments = ["--lists", str(descriptions), "--output", str(tmp_path / "out"), "--held-out", "6", "--epochs", "1"]
+    if given:
+        tokenizer = train_bpe(["abcdefghij"], vocab_size=300, longest=64)
+        tokenizer.save_pretrained(tmp_path / "bart")
+        transformers.BartForConditionalGeneration(
+            transformers.BartConfig(
+                vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=70,
+                pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2,
+            )
+        ).save_pretrained(tmp_path / "bart")  # fmt: skip
+        arguments += ["--model", str(tmp_path / "bart"), "--prefix", "sum up: "]
+    main = main_of("finetune_summarisation")
+    result = main([*arguments, "--width", "16", "--layers", "1"])
+    assert result["test"] == 6 and 60 < result["train"] <= 84 and result["steps"] == 3
+    assert result["lead"].keys() == result["rouge"].keys() == {"rouge1", "rouge2", "rougeL"}
+    rows = json.loads((tmp_path / "out" / "summaries.json").read_text())
+    assert len(rows) == 6 and all(len(row["text"].split()) == 18 > len(row["target"].split()) for row in rows)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == ("ExtBartForConditionalGeneration" if given else "ExtT5ForConditionalGeneration")
+    assert type(model).__name__ in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "is not empty; give another --output, or --resume" in capsys.readouterr().err
 
 
 def test_fairseq_file(tmp_path, capsys):

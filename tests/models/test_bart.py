@@ -1,5 +1,7 @@
 """What BART, mBART and Marian promise beyond the contract, and what they refuse."""
 
+import copy
+
 import pytest
 import torch
 from harness import assert_close, build, pair, subjects
@@ -15,6 +17,7 @@ from hf_ext import (
     ExtMarianMTModel,
     ExtMBartConfig,
     ExtMBartForConditionalGeneration,
+    modeling,
 )
 from hf_ext.layers.attention import CrossAttentionCore
 
@@ -117,6 +120,34 @@ def test_two_vocabularies_are_resized_apart() -> None:
     shared = ExtMarianMTModel(ExtMarianConfig(**{**fields, "decoder_vocab_size": None}))
     with pytest.raises(ValueError, match="resize_token_embeddings"):
         shared.resize_decoder_token_embeddings(44)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+def test_mask_of_the_encoder_is_made_once(model, options, monkeypatch) -> None:
+    """Not in each step of decoding; a cache that is used with another mask, or with one that changed, has a new one."""
+    make, made = modeling.create_bidirectional_mask, []
+
+    def count(**inputs: object) -> torch.Tensor:
+        made.append("encoder_hidden_states" in inputs)
+        return make(**inputs)
+
+    monkeypatch.setattr(modeling, "create_bidirectional_mask", count)
+    model.generate(IDS, attention_mask=MASK, max_new_tokens=6, min_new_tokens=6, do_sample=False, **options)
+    assert sum(made) == 1
+    if not options:
+        mask = torch.ones_like(MASK)
+        encoded = model.get_encoder()(IDS)
+        first = model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=IDS[:, :1], use_cache=True)
+        mask[1, 3:] = 0
+        for given in (mask, mask.clone(), torch.ones_like(MASK)):
+            logits = []
+            for keep in (True, False):
+                cache = copy.deepcopy(first.past_key_values)
+                cache.encoder_mask = first.past_key_values.encoder_mask if keep else None
+                step = {"encoder_outputs": encoded, "decoder_input_ids": IDS[:, 1:2], "past_key_values": cache}
+                logits.append(model(attention_mask=given, **step).logits)
+            assert torch.equal(*logits)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

@@ -188,6 +188,36 @@ def test_overflow_in_fp16_is_cut_off() -> None:
     assert output.last_hidden_state.isfinite().all()
 
 
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+@pytest.mark.parametrize("way", ["loaded in fp16", "loaded in bf16", "half", "autocast"])
+def test_half_precision_trains(tmp_path, way: str, feed_forward: str) -> None:
+    """Activations past what fp16 holds: loss and gradients are finite, and the loss is that of fp32. Where `wo` is
+    in fp16 as well (`half`), what overflows is cut off."""
+    model = tiny(ExtT5ForConditionalGeneration, feed_forward_proj=feed_forward, dropout_rate=0.0)
+    with torch.no_grad():
+        for block in model.base_model.blocks():
+            block.layer[-1].layer_norm.weight.fill_(20.0)
+            for name, table in block.layer[-1].DenseReluDense.named_parameters():
+                table.mul_(3e2 if name.startswith("wi") else 1e-4)
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS[:, :4]}
+    peaks = []
+    for block in model.base_model.blocks():
+        wo = block.layer[-1].DenseReluDense.wo
+        wo.register_forward_hook(lambda module, given, output: peaks.append(given[0].abs().max().item()))
+    expected = model(**inputs).loss.item()
+    model.save_pretrained(tmp_path)
+    dtype = {"loaded in fp16": torch.float16, "loaded in bf16": torch.bfloat16}.get(way)
+    low = ExtT5ForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype or torch.float32)
+    if way == "half":
+        low = low.half()
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+        loss = low.train()(**inputs).loss
+    loss.backward()
+    assert max(peaks) > torch.finfo(torch.float16).max or feed_forward == "relu"
+    assert loss.isfinite() and all(p.grad.isfinite().all() for p in low.parameters() if p.grad is not None)
+    assert way == "half" or abs(loss.item() - expected) < 0.02 * expected
+
+
 # --- what users get wrong -----------------------------------------------------------------------------------------
 
 

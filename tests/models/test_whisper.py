@@ -295,7 +295,7 @@ def test_spec_augment_in_training(models):
 
 
 def test_pipeline_knows_whisper(models):
-    """Without it there would be no timestamps and no long clips; what it does then is in test_whisper_tiny.py."""
+    """Without it there would be no timestamps and no long clips; what it does then is in test_real_whisper.py."""
     for model in models:
         pipe = transformers.pipeline(
             "automatic-speech-recognition",

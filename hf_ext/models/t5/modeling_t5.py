@@ -139,18 +139,22 @@ class ExtT5DenseActDense(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """(B, T, C) -> (B, T, C), None"""
-        x, kept = self.inner(x), self.wo.weight.dtype
-        x = self.dropout(x) if self.training else x
-        return self.wo(x.to(kept) if kept.is_floating_point else x), None  # quantised weights are integers
+        x = self.widen(self.inner(x))
+        return self.wo(self.dropout(x) if self.training else x), None
+
+    def widen(self, x: Tensor) -> Tensor:
+        """As it is, in the type of `wo`, unless that is quantised: its weights are integers then."""
+        kept = self.wo.weight.dtype
+        return x.to(kept) if kept.is_floating_point else x
 
 
 class ExtT5DenseGatedActDense(ExtT5DenseActDense):
-    """wo(act(wi_0(x)) * wi_1(x)), the feed-forward of T5 1.1."""
+    """wo(act(wi_0(x)) * wi_1(x)), the feed-forward of T5 1.1. In fp16 the product would overflow before `wo` does."""
 
     inner_names = ("wi_0", "wi_1")
 
     def inner(self, x: Tensor) -> Tensor:
-        return self.act(self.wi_0(x)) * self.wi_1(x)
+        return cut_infinite(self.widen(self.act(self.wi_0(x))) * self.wi_1(x))
 
 
 class ExtT5Layer(nn.Module):

@@ -1,4 +1,4 @@
-"""Whisper tiny.en, with real weights and real speech, in our class and in the stock one."""
+"""Whisper tiny.en and base, with real weights and real speech, in our class and in the stock one."""
 
 import re
 
@@ -18,7 +18,12 @@ RATE = 16_000
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return real_weights.whisper_tiny_en(tmp_path_factory.mktemp("whisper"))
+    return real_weights.whisper("tiny.en", tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def multilingual(tmp_path_factory):
+    return real_weights.whisper("base", tmp_path_factory.mktemp("whisper-base"))
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +31,18 @@ def clips(tmp_path_factory):
     return real_weights.spoken_clips(tmp_path_factory.mktemp("speech"))
 
 
-@pytest.fixture(scope="module")
-def models(checkpoint):
+def both_classes(checkpoint):
     """The stock model and ours."""
     stock = AutoModelForSpeechSeq2Seq.from_pretrained(checkpoint).eval()
     with hf_ext.takeover():
         ours = AutoModelForSpeechSeq2Seq.from_pretrained(checkpoint).eval()
     assert type(ours) is hf_ext.ExtWhisperForConditionalGeneration
     return stock, ours
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint):
+    return both_classes(checkpoint)
 
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -55,12 +64,13 @@ def word_errors(said: list[str], heard: list[str]) -> int:
     return row[-1]
 
 
-def test_clips_word_for_word(models, clips, checkpoint):
+def transcribe(models, clips, checkpoint, **options) -> dict[str, float]:
+    """Word error rate of each kind of clip; both classes must hear the same."""
     processor = AutoProcessor.from_pretrained(checkpoint)
     errors = {"librivox": [0, 0], "cards": [0, 0]}
     for i, (samples, text) in enumerate(clips):
         inputs = processor(samples, sampling_rate=RATE, return_tensors="pt")
-        tokens = [model.generate(**inputs) for model in models]
+        tokens = [model.generate(**inputs, **options) for model in models]
         assert torch.equal(tokens[1], tokens[0])
         heard = processor.batch_decode(tokens[1], skip_special_tokens=True)[0]
         said = words(text)
@@ -69,10 +79,36 @@ def test_clips_word_for_word(models, clips, checkpoint):
         count[1] += len(said)
         print(f"{text!r}: {heard!r}")
     print({name: f"{wrong}/{count} = {wrong / count:.1%}" for name, (wrong, count) in errors.items()})
-    assert errors["librivox"][0] / errors["librivox"][1] < 0.08
+    return {name: wrong / count for name, (wrong, count) in errors.items()}
+
+
+def test_clips_word_for_word(models, clips, checkpoint):
+    assert transcribe(models, clips, checkpoint)["librivox"] < 0.08
+    inputs = AutoProcessor.from_pretrained(checkpoint)(clips[0][0], sampling_rate=RATE, return_tensors="pt")
     with torch.no_grad():
         logits = [m(**inputs, decoder_input_ids=torch.tensor([[50257, 50362, 383]])).logits for m in models]
     assert (logits[1] - logits[0]).abs().max() < 1e-3 * logits[0].abs().max()
+
+
+def test_base_with_language_and_task(clips, multilingual):
+    models = both_classes(multilingual)
+    assert transcribe(models, clips, multilingual, language="en", task="transcribe")["librivox"] < 0.03
+    processor = AutoProcessor.from_pretrained(multilingual)
+    inputs = processor([samples for samples, _ in clips[:2]], sampling_rate=RATE, return_tensors="pt")
+    texts = {}
+    for name, options in {
+        "english": {"language": ["en", "en"]},
+        "german": {"language": "german", "task": "transcribe"},
+        "translated": {"language": "<|de|>", "task": "translate"},
+        "mixed": {"language": ["de", "en"]},
+    }.items():
+        stock, ours = (model.generate(**inputs, **options) for model in models)
+        assert torch.equal(ours, stock), name
+        texts[name] = processor.batch_decode(ours, skip_special_tokens=True)
+    assert texts["english"][1].lower().strip() == "he was not an ill-disposed young man."
+    assert texts["german"][1].startswith(" Er war nicht") and texts["translated"][1] == texts["english"][1]
+    assert texts["mixed"][1] == texts["english"][1] and texts["mixed"][0] == texts["german"][0]
+    assert models[1].detect_language(inputs["input_features"]).tolist() == [50259, 50259]  # <|en|>
 
 
 def long_clip(clips) -> numpy.ndarray:
