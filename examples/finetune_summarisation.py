@@ -132,6 +132,7 @@ def main(argv: list[str] | None = None) -> dict:
     trainer.train(resume_from_checkpoint=args.resume or None)
     trainer.save_model(str(output))
 
+    settings.train_sampling_strategy = "random"  # by length, predictions would come in another order than the texts
     ids = trainer.predict(encode(test, tokenizer, args)).predictions
     ids[ids < 0] = tokenizer.pad_token_id
     made, targets = tokenizer.batch_decode(ids, skip_special_tokens=True), [pair.target for pair in test]

@@ -29,8 +29,7 @@ class TimeLimit(TrainerCallback):
 
 
 def average_checkpoints(model: PreTrainedModel, folder: str | Path, last: int) -> int:
-    """Set the model to the mean of the last checkpoints (Vaswani et al., 2017, section 6.1). It helps at the end of a
-    training that has settled; the mean of weights that still move is of no use.
+    """Set the model to the mean of the last checkpoints (Vaswani et al., 2017, section 6.1).
 
     Args:
         model: the one that was trained.
