@@ -9,8 +9,7 @@ source packages are held out, and what resembles their texts is not trained on.
 
 `--model` is any official checkpoint of T5, mT5, BART or mBART; without it a small random T5 with a vocabulary of its
 own is trained. ROUGE (F-measures, in per cent) of what beam search makes of the held-out texts is printed next to that
-of their first words, as many as a synopsis may have. Needs `pip install "hf-ext[seq2seq]"`. A run that was broken off
-goes on with `--resume`.
+of their first words. Needs `pip install "hf-ext[seq2seq]"`; `--resume` goes on with a run that was broken off.
 """
 
 import argparse
@@ -132,6 +131,7 @@ def main(argv: list[str] | None = None) -> dict:
     trainer.train(resume_from_checkpoint=args.resume or None)
     trainer.save_model(str(output))
 
+    settings.train_sampling_strategy = "random"  # by length, predictions would come in another order than the texts
     ids = trainer.predict(encode(test, tokenizer, args)).predictions
     ids[ids < 0] = tokenizer.pad_token_id
     made, targets = tokenizer.batch_decode(ids, skip_special_tokens=True), [pair.target for pair in test]

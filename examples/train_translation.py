@@ -2,13 +2,14 @@
 
     python examples/train_translation.py --output translator
 
-The text is that of Debian's package descriptions, which translators keep in German too: about 37,000 synopses and
+The text is that of Debian's package descriptions, which translators keep in German too: about 33,000 synopses and
 sentences, fetched once with apt from the sources it is configured with (`hf_ext.data.debian`; Debian or a derivative
 is needed, root is not). Whole source packages are held out, and what resembles their texts is not trained on.
 
 One BPE vocabulary for both languages is trained on the training pairs, then an `ext_transformer` with `Seq2SeqTrainer`:
-Noam's learning rate, label smoothing, teacher forcing, and the average of the last checkpoints, as in the paper. BLEU
-(sacreBLEU, of what beam search makes of the held-out texts) is printed next to that of the English text as it is.
+Noam's learning rate, label smoothing and teacher forcing as in the paper; its average of the last checkpoints is
+`--average 5`. BLEU (sacreBLEU, of what beam search makes of the held-out texts) is
+printed next to that of the English text as it is.
 Needs `pip install "hf-ext[seq2seq]"`. A run that was broken off goes on with `--resume`.
 """
 
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> dict:
     parser.add_argument("--length", type=int, default=80, help="most tokens of a text; longer ones are cut")
     parser.add_argument("--warmup-steps", type=int, default=800)
     parser.add_argument("--save-steps", type=int, default=300)
-    parser.add_argument("--average", type=int, default=5, help="checkpoints that the result is the average of")
+    parser.add_argument("--average", type=int, default=1, help="last checkpoints to average")
     args = parser.parse_args(argv)
     output = Path(args.output)
     if output.exists() and any(output.iterdir()) and not args.resume:
@@ -115,6 +116,7 @@ def main(argv: list[str] | None = None) -> dict:
     averaged = average_checkpoints(model, output, args.average)
     trainer.save_model(str(output))
 
+    settings.train_sampling_strategy = "random"  # by length, predictions would come in another order than the texts
     ids = trainer.predict(encode(test, tokenizer)).predictions
     ids[ids < 0] = tokenizer.pad_token_id
     made = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
