@@ -77,6 +77,14 @@ class ExtConfig(PreTrainedConfig):
             config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As the library's. A reference to code files is written only where the library writes these files too: when
+        the class was loaded as remote code."""
+        if self._auto_class is None:
+            for field in ("auto_map", "custom_pipelines"):
+                self.__dict__.pop(field, None)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
     def validate_architecture(self) -> None:
         """Check the fields against each other. Subclasses extend it; every message names field, value and mend."""
         self.require_at_least("loss_chunk_size", 1)
