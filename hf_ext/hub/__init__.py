@@ -5,6 +5,7 @@ from importlib import import_module
 _LAZY = {
     "export_official": "hf_ext.hub.official",
     "export_self_contained": "hf_ext.hub.self_contained",
+    "model_card": "hf_ext.hub.card",
     "push_self_contained": "hf_ext.hub.self_contained",
 }
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 import hf_ext
 from hf_ext.auto import Architecture, architecture_of, companion_classes
+from hf_ext.hub.card import write_card
 from hf_ext.hub.folders import check_model, write_folder, write_json
 from hf_ext.hub.upload import upload_folder
 from hf_ext.registry import FEEDFORWARDS, NORMS, POSITIONS
@@ -33,7 +34,12 @@ PIPELINES = {
 
 
 def export_self_contained(
-    model: PreTrainedModel, folder: str | os.PathLike, *, tokenizer: object | None = None, overwrite: bool = False
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    tokenizer: object | None = None,
+    repo_id: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Write `model` with the code that it needs: `AutoModel....from_pretrained(folder, trust_remote_code=True)` loads
     it without this package, with any head of its architecture.
@@ -42,6 +48,7 @@ def export_self_contained(
         model: a model of this package; adapters must be merged first.
         folder: where to write. It is written under a temporary name beside it and moved into place.
         tokenizer: a tokenizer or processor, saved along when given.
+        repo_id: where it will be on the Hub, for the model card; the folder's name by default.
         overwrite: whether the model in an existing folder may be replaced; other files in it stay.
 
     Returns:
@@ -60,6 +67,9 @@ def export_self_contained(
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
         add_code(scratch, architecture)
+        if not (Path(folder) / "README.md").exists():
+            base = model.config.name_or_path
+            write_card(scratch, Path(folder).resolve().name if repo_id is None else repo_id, base_model=base)
 
     return write_folder(folder, fill, overwrite=overwrite)
 
@@ -88,7 +98,7 @@ def push_self_contained(
         OSError: the Hub cannot be reached or refuses.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        folder = export_self_contained(model, Path(scratch) / "model", tokenizer=tokenizer)
+        folder = export_self_contained(model, Path(scratch) / "model", tokenizer=tokenizer, repo_id=repo_id)
         return upload_folder(folder, repo_id, private=private, token=token, commit_message=commit_message)
 
 
