@@ -15,6 +15,7 @@ from hf_ext.cli.export import export
 from hf_ext.cli.finetune import finetune
 from hf_ext.cli.generate import generate
 from hf_ext.cli.models import models
+from hf_ext.cli.push import push
 from hf_ext.cli.quickstart import quickstart
 from hf_ext.cli.verify import verify
 
@@ -116,6 +117,7 @@ app.command()(generate)
 app.command()(verify)
 app.command()(bench)
 app.command()(export)
+app.command()(push)
 app.command()(models)
 
 

@@ -21,7 +21,7 @@ import hf_ext
 from hf_ext.auto import Architecture, architecture_of, companion_classes
 from hf_ext.hub.card import write_card
 from hf_ext.hub.folders import check_model, write_folder, write_json
-from hf_ext.hub.upload import upload_folder
+from hf_ext.hub.upload import files_to_push, upload_files
 from hf_ext.registry import FEEDFORWARDS, NORMS, POSITIONS
 
 ROOT = Path(hf_ext.__file__).parent
@@ -89,17 +89,17 @@ def push_self_contained(
         model: a model of this package; adapters must be merged first.
         repo_id: "owner/name".
         tokenizer: a tokenizer or processor, saved along when given.
-        private: whether a repository that is made now is private.
+        private: whether the repository is private. One that exists and is public is then refused.
         token: of the Hub; the stored one by default.
         commit_message: of the one commit.
 
     Raises:
-        ValueError: as `export_self_contained`, or an impossible repository name.
+        ValueError: as `export_self_contained`, and as `hf_ext.hub.upload.upload_files`.
         OSError: the Hub cannot be reached or refuses.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = export_self_contained(model, Path(scratch) / "model", tokenizer=tokenizer, repo_id=repo_id)
-        return upload_folder(folder, repo_id, private=private, token=token, commit_message=commit_message)
+        return upload_files(files_to_push(folder), repo_id, private=private, token=token, commit_message=commit_message)
 
 
 def check_classes(model: PreTrainedModel) -> Architecture:

@@ -41,7 +41,7 @@ transformers.utils.logging.disable_progress_bar()
 
 def load(job: dict, folder: Path) -> transformers.PreTrainedModel:
     auto_class = getattr(transformers, job["auto_class"])
-    model = auto_class.from_pretrained(folder, trust_remote_code=True).eval()
+    model = auto_class.from_pretrained(str(folder), trust_remote_code=True).eval()
     assert type(model).__name__ == job["class_name"], type(model)
     assert type(model).__module__.startswith("transformers_modules.")
     assert not hasattr(model.config, "official_model_type") or model.config.model_type == job["model_type"]

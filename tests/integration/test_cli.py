@@ -108,7 +108,7 @@ def assert_readable(result, *parts: str, code: int = 1) -> None:
 def test_help_names_every_command():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("quickstart", "finetune", "generate", "verify", "bench", "export", "models"):
+    for command in ("quickstart", "finetune", "generate", "verify", "bench", "export", "push", "models"):
         assert command in result.stdout
         assert run(command, "--help").exit_code == 0
     assert run().stdout.strip() == result.stdout.strip()
