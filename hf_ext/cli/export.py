@@ -37,6 +37,9 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is in the folder.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a PEFT adapter into its base model.")] = False,
+    pickle: Annotated[
+        bool, typer.Option("--pickle", help="Read pickled weights, of whose origin you are sure.")
+    ] = False,
     self_contained: Annotated[
         bool,
         typer.Option("--self-contained", help="With its code, for machines without hf_ext."),
@@ -66,14 +69,14 @@ def export(
 
     with quiet(context):
         if found.adapter is None:
-            exported, sources = load_as_saved(found, dtype="auto"), [found.source]
+            exported, sources = load_as_saved(found, dtype="auto", pickle=pickle), [found.source]
         else:
             base = find_model(found.base) if found.base else None
             if base is None:
                 raise ValueError(f"{model}/adapter_config.json names no base model; put its folder or Hub id there.")
             from peft import PeftModel
 
-            whole = load_as_saved(base, dtype="auto", task=found.adapter.get("task_type"))
+            whole = load_as_saved(base, dtype="auto", task=found.adapter.get("task_type"), pickle=pickle)
             exported = PeftModel.from_pretrained(whole, found.source).merge_and_unload()
             sources = [base.source, found.source]  # the adapter's own tokenizer, if any, wins
         companions = Companions(sources)
@@ -94,15 +97,16 @@ _TASK_HEADS = {
 }
 
 
-def load_as_saved(found: FoundModel, *, dtype, task: str | None = None):
-    """The checkpoint in our class: the one that it was saved from, or the one for a PEFT task type."""
+def load_as_saved(found: FoundModel, *, dtype, task: str | None = None, pickle: bool = False):
+    """The checkpoint in our class: the one that it was saved from, or the one for a PEFT task type; of pickled weights
+    only where `pickle` says so."""
     from hf_ext.auto import architecture_of
     from hf_ext.inspection.inputs import resolve_head
 
     architecture = architecture_of(found.config["model_type"])
     head = _TASK_HEADS.get(task or "")
     name = resolve_head(architecture, head, found.config.get("architectures"))
-    return architecture.load(name).from_pretrained(found.source, dtype=dtype)
+    return architecture.load(name).from_pretrained(found.source, dtype=dtype, use_safetensors=False if pickle else None)
 
 
 @dataclass
