@@ -92,6 +92,9 @@ class ExtConfig(PreTrainedConfig):
             ValueError: a number beyond `LIMITS`, or a value that cannot be read.
         """
         refuse_beyond_limits({**config_dict, **kwargs})
+        if cls._auto_class is None and "auto_map" in config_dict:
+            # This class is not the file's own code; what it saves must not refer to code that does not come along.
+            config_dict = {n: v for n, v in config_dict.items() if n not in ("auto_map", "custom_pipelines")}
         try:
             return super().from_dict(config_dict, **kwargs)
         except (AttributeError, TypeError, LookupError, OverflowError, RecursionError) as error:
@@ -99,14 +102,6 @@ class ExtConfig(PreTrainedConfig):
                 f"the configuration holds a value that {cls.__name__} cannot read ({type(error).__name__}: {error}); "
                 "compare its config.json with an official one."
             ) from error
-
-    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """As the library's. A reference to code files is written only where the library writes these files too: when
-        the class was loaded as remote code."""
-        if self._auto_class is None:
-            for field in ("auto_map", "custom_pipelines"):
-                self.__dict__.pop(field, None)
-        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     def validate_architecture(self) -> None:
         """Check the fields against each other. Subclasses extend it; every message names field, value and mend."""
@@ -155,8 +150,11 @@ class ExtConfig(PreTrainedConfig):
             raise ValueError(f"{field} is a probability and must lie in [0, 1), got {value}.")
 
     def require_rope_type(self) -> None:
-        """Raise ValueError unless `rope_parameters` names a rope type of the library."""
+        """Raise ValueError unless `rope_parameters` has a rope type of the library and a base that is a number."""
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        theta = (self.rope_parameters or {}).get("rope_theta", 1)
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
+            raise ValueError(f"rope_theta must be a positive number, such as 10000, got {theta!r}.")
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_parameters names rope_type {rope_type!r}; known are {', '.join(ROPE_TYPES)}.")
 

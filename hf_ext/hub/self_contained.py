@@ -31,6 +31,7 @@ PIPELINES = {
         "automatic-speech-recognition": ("hf_ext.pipelines", "SpeechRecognitionPipeline", "AutoModelForSpeechSeq2Seq")
     }
 }
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "source.spm")
 
 
 def export_self_contained(
@@ -145,6 +146,8 @@ def add_code(folder: Path, architecture: Architecture) -> None:
             for task, (module, name, auto_class) in pipelines.items()
         }
     write_json(folder / "config.json", config)
+    if any((folder / file).is_file() for file in TOKENIZER_FILES) and not (folder / "tokenizer_config.json").is_file():
+        write_json(folder / "tokenizer_config.json", {})
     for file, classes in companion_classes(architecture).items():
         # Without a class of its own, a tokenizer's or processor's is looked up by the official model type.
         if (folder / file).is_file():

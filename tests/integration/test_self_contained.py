@@ -1,5 +1,6 @@
 """Self-contained repositories: they load where `hf_ext` cannot be imported, and stay as they are when saved again."""
 
+import importlib
 import json
 import os
 import re
@@ -199,14 +200,28 @@ def test_installed_package_comes_first_and_leaves_no_dead_reference(tmp_path: Pa
     assert "auto_map" in json.loads((again / "config.json").read_text())
 
 
+def test_code_of_the_users_own_goes_the_librarys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered subclass: the library copies its file and refers to it."""
+    (tmp_path / "own_model.py").write_text("from hf_ext import ExtBertModel\n\n\nclass Own(ExtBertModel):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module("own_model").Own
+    own.register_for_auto_class("AutoModel")
+    own(ExtBertConfig(**BERT)).save_pretrained(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["auto_map"] == {"AutoModel": "own_model.Own"}
+    assert (tmp_path / "out" / "own_model.py").is_file()
+
+
 def test_tokenizer_is_found_by_its_class(tmp_path: Path) -> None:
     """Old files do not name it; the library looks it up by an official model type that the folder does not have."""
     folder = export_self_contained(bert(), tmp_path / "out", tokenizer=tokenizer())
     content = json.loads((folder / "tokenizer_config.json").read_text())
     given = content.pop("tokenizer_class")
-    (folder / "tokenizer_config.json").write_text(json.dumps(content))
-    self_contained.add_code(folder, hf_ext.architecture_of("bert"))
-    assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer" != given
+    for old in (content, None):  # no class, no file
+        (folder / "tokenizer_config.json").unlink()
+        if old is not None:
+            (folder / "tokenizer_config.json").write_text(json.dumps(old))
+        self_contained.add_code(folder, hf_ext.architecture_of("bert"))
+        assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer" != given
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
