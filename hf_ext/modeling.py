@@ -127,6 +127,19 @@ class ExtPreTrainedModel(PreTrainedModel):
                 pretrained_model_name_or_path, *model_args, use_safetensors=use_safetensors, **kwargs
             )
 
+    @staticmethod
+    def _finalize_model_loading(model: PreTrainedModel, load_config: object, loading_info: object) -> object:
+        # The library fills tensors whose shapes differ with new values before it says that they do.
+        if loading_info.mismatched_keys and not load_config.ignore_mismatched_sizes:
+            name, found, expected = min(loading_info.mismatched_keys)
+            others = len(loading_info.mismatched_keys) - 1
+            raise RuntimeError(
+                f"the weights do not fit the configuration: {name} has shape {tuple(found)} in the file and "
+                f"{tuple(expected)} in the model{f', and {others} more differ' if others else ''}. Give the "
+                "configuration that belongs to the weights, or ignore_mismatched_sizes=True to start these anew."
+            )
+        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+
     def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: object) -> None:
         # Everything that is in no file is allocated now, at the size that the configuration says.
         missing = [self.get_parameter_or_buffer(key) for key in missing_keys - self.all_tied_weights_keys.keys()]
