@@ -9,7 +9,7 @@ source packages are held out, and what resembles their texts is not trained on.
 
 `--model` is any official checkpoint of T5, mT5, BART or mBART; without it a small random T5 with a vocabulary of its
 own is trained. ROUGE (F-measures, in per cent) of what beam search makes of the held-out texts is printed next to that
-of their first words. Needs `pip install "hf-ext[seq2seq]"`; `--resume` goes on with a run that was broken off.
+of their first words. Needs `pip install "hf-ext[metrics]"`; `--resume` goes on with a run that was broken off.
 """
 
 import argparse

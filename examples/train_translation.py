@@ -10,7 +10,7 @@ One BPE vocabulary for both languages is trained on the training pairs, then an 
 Noam's learning rate, label smoothing and teacher forcing as in the paper; its average of the last checkpoints is
 `--average 5`. BLEU (sacreBLEU, of what beam search makes of the held-out texts) is
 printed next to that of the English text as it is.
-Needs `pip install "hf-ext[seq2seq]"`. A run that was broken off goes on with `--resume`.
+Needs `pip install "hf-ext[metrics]"`. A run that was broken off goes on with `--resume`.
 """
 
 import argparse

@@ -14,6 +14,8 @@ _LAZY = {
     "ExtConfig": "hf_ext.configuration",
     "ExtPreTrainedModel": "hf_ext.modeling",
     "export_official": "hf_ext.hub.official",
+    "export_self_contained": "hf_ext.hub.self_contained",
+    "push_self_contained": "hf_ext.hub.self_contained",
     "register_feedforward": "hf_ext.registry",
     "register_norm": "hf_ext.registry",
     "register_position": "hf_ext.registry",

@@ -495,6 +495,25 @@ def architecture_of(model_type: str) -> Architecture:
     raise ValueError(f"model type {model_type!r} is not one of this package's architectures: {known}.")
 
 
+def companion_classes(architecture: Architecture) -> dict[str, dict[str, str]]:
+    """What the library looks up by the official model type where a file does not say it: file beside the weights ->
+    its fields with the names of the tokenizer's and processors' classes."""
+    from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    official = architecture.official_model_type
+    tokenizer = {"tokenizer_class": TOKENIZER_MAPPING_NAMES.get(official)}
+    processors = {
+        "image_processor_type": (IMAGE_PROCESSOR_MAPPING_NAMES.get(official) or {}).get("torchvision"),
+        "feature_extractor_type": FEATURE_EXTRACTOR_MAPPING_NAMES.get(official),
+        "processor_class": PROCESSOR_MAPPING_NAMES.get(official),
+    }
+    files = {"tokenizer_config.json": tokenizer, "preprocessor_config.json": processors}
+    return {file: {field: name for field, name in fields.items() if name} for file, fields in files.items()}
+
+
 # --- registration -------------------------------------------------------------------------------------------------
 # Importing the Auto modules costs seconds (they import torch), and the library imports them in the middle of loading
 # modules that ours need. So nothing is imported for the sake of registration: each registry is filled when its module

@@ -4,11 +4,15 @@ No torch in this file: a configuration can be read, checked and written without 
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+# What is counted out one by one (blocks, labels) has a limit, far above what any published model has: a file with a
+# slip or bad intent in it would otherwise keep the machine busy for hours. Part of a field's name -> the most.
+LIMITS = {"layer": 1024, "depth": 1024, "attention_types": 1024, "head": 2**16, "num_labels": 10**6}
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
@@ -81,7 +85,10 @@ class ExtConfig(PreTrainedConfig):
         cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read `config.json` and give it our model type, so that the library sees no mismatch to warn about."""
-        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        try:
+            config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        except (TypeError, RecursionError) as error:  # JSON, but no object, or one that is nested without end
+            raise ValueError(f"config.json of {os.fspath(pretrained_model_name_or_path)} is no JSON object.") from error
         if not config_dict:
             # The library would go on with the defaults: a full-size model with random weights.
             raise OSError(
@@ -95,8 +102,36 @@ class ExtConfig(PreTrainedConfig):
             config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the library's; whatever is wrong with a value is a `ValueError` or the library's error of validation.
+
+        Raises:
+            ValueError: a number beyond `LIMITS`, or a value that cannot be read.
+        """
+        refuse_beyond_limits({**config_dict, **kwargs})
+        if cls._auto_class is None and "auto_map" in config_dict:
+            # This class is not the file's own code; what it saves must not refer to code that does not come along.
+            config_dict = {n: v for n, v in config_dict.items() if n not in ("auto_map", "custom_pipelines")}
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        except (AttributeError, TypeError, LookupError, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"the configuration holds a value that {cls.__name__} cannot read ({type(error).__name__}: {error}); "
+                "compare its config.json with an official one."
+            ) from error
+
     def validate_architecture(self) -> None:
         """Check the fields against each other. Subclasses extend it; every message names field, value and mend."""
+        if self.dtype is not None and not (
+            isinstance(self.dtype, str | dict) or getattr(self.dtype, "is_floating_point", False)
+        ):
+            raise ValueError(
+                f"dtype must be a floating-point type, such as 'float32' or 'bfloat16', got {self.dtype!r}."
+            )
+        quantization = getattr(self, "quantization_config", None)
+        if quantization is not None and not (isinstance(quantization, dict) or hasattr(quantization, "to_dict")):
+            raise ValueError(f"quantization_config must be a dictionary of settings, got {quantization!r}.")
         self.require_at_least("loss_chunk_size", 1)
 
     def refuse_inexpressible(self) -> None:
@@ -133,8 +168,11 @@ class ExtConfig(PreTrainedConfig):
             raise ValueError(f"{field} is a probability and must lie in [0, 1), got {value}.")
 
     def require_rope_type(self) -> None:
-        """Raise ValueError unless `rope_parameters` names a rope type of the library."""
+        """Raise ValueError unless `rope_parameters` has a rope type of the library and a base that is a number."""
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        theta = (self.rope_parameters or {}).get("rope_theta", 1)
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
+            raise ValueError(f"rope_theta must be a positive number, such as 10000, got {theta!r}.")
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_parameters names rope_type {rope_type!r}; known are {', '.join(ROPE_TYPES)}.")
 
@@ -181,6 +219,29 @@ class ExtImageConfig(ExtConfig):
                 f"image_size ({self.image_size}) is smaller than patch_size ({self.patch_size}): an image must hold "
                 "at least one patch."
             )
+
+
+def refuse_beyond_limits(fields: dict[str, Any]) -> None:
+    """Raise ValueError if a number in the fields, or in a configuration among them, is beyond `LIMITS`."""
+    for field, value in fields.items():
+        if field.endswith("_config") and isinstance(value, dict):
+            refuse_beyond_limits(value)
+        most = next((most for part, most in LIMITS.items() if part in field), None)
+        if most is not None:
+            largest = max(whole_numbers(value), default=0)
+            if largest > most:
+                raise ValueError(
+                    f"{field} says {largest}, and {most} is the most that is taken; check the configuration."
+                )
+
+
+def whole_numbers(value: Any) -> Iterator[int]:
+    """The whole numbers in a value, in lists inside it too."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from whole_numbers(item)
 
 
 def height_and_width(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:

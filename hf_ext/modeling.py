@@ -8,6 +8,7 @@ Shapes: B batch, T tokens, P cached tokens, N packed tokens, S encoder tokens, C
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -37,6 +38,7 @@ from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
 from hf_ext.layers.patterns.sliding_window import SlidingWindow
 from hf_ext.layers.positions import Alibi
+from hf_ext.safety import check_files, check_size, refuse_more_than_memory, sizes_that_exist, tensor_bytes
 
 
 def positional(*first: str) -> Callable[[type], type]:
@@ -90,6 +92,60 @@ class ExtPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _skip_keys_device_placement = ["past_key_values"]
+
+    def __init__(self, config: ExtConfig, *args: object, **kwargs: object) -> None:
+        check_size(self, config)
+        super().__init__(config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None,
+        *model_args: object,
+        use_safetensors: bool | None = None,
+        weights_only: bool = True,
+        **kwargs: object,
+    ) -> "ExtPreTrainedModel":
+        """As the library's, with two things kept out: pickles that nobody asked for, and code inside those that were.
+
+        Args:
+            use_safetensors: `False` reads pickled weights (pytorch_model.bin); otherwise they are refused.
+            weights_only: always true; tensors are all that is taken out of a pickle.
+
+        Raises:
+            OSError: no weights, or pickles only.
+            ValueError: a configuration that is refused, or files that lead out of their folder.
+        """
+        if not weights_only:
+            raise ValueError("weights_only=False would run whatever code a file holds; leave it out.")
+        if not kwargs.get("gguf_file") and kwargs.get("state_dict") is None:
+            if pretrained_model_name_or_path is not None:
+                check_files(pretrained_model_name_or_path, use_safetensors)
+            use_safetensors = use_safetensors is not False
+        with sizes_that_exist():
+            return super().from_pretrained(
+                pretrained_model_name_or_path, *model_args, use_safetensors=use_safetensors, **kwargs
+            )
+
+    @staticmethod
+    def _finalize_model_loading(model: PreTrainedModel, load_config: object, loading_info: object) -> object:
+        # The library fills tensors whose shapes differ with new values before it says that they do.
+        if loading_info.mismatched_keys and not load_config.ignore_mismatched_sizes:
+            name, found, expected = min(loading_info.mismatched_keys)
+            others = len(loading_info.mismatched_keys) - 1
+            raise RuntimeError(
+                f"the weights do not fit the configuration: {name} has shape {tuple(found)} in the file and "
+                f"{tuple(expected)} in the model{f', and {others} more differ' if others else ''}. Give the "
+                "configuration that belongs to the weights, or ignore_mismatched_sizes=True to start these anew."
+            )
+        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+
+    def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: object) -> None:
+        # Everything that is in no file is allocated now, at the size that the configuration says.
+        missing = [self.get_parameter_or_buffer(key) for key in missing_keys - self.all_tied_weights_keys.keys()]
+        buffers = [buffer for _, buffer in self.named_non_persistent_buffers()]
+        refuse_more_than_memory(tensor_bytes([*missing, *buffers]), "the tensors that the checkpoint does not hold")
+        super()._move_missing_keys_from_meta_to_device(missing_keys, *args)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

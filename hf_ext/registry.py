@@ -83,7 +83,7 @@ class Registry:
         target = self.choice(name).target
         if isinstance(target, str):
             module, _, class_name = target.partition(":")
-            target = getattr(importlib.import_module(module), class_name)
+            target = getattr(importlib.import_module(module, __package__), class_name)
         return target
 
     def choice(self, name: str) -> Choice:

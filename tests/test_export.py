@@ -29,7 +29,7 @@ from hf_ext import (
     ExtLlamaForQuestionAnswering,
     export_official,
 )
-from hf_ext.hub import official
+from hf_ext.hub import folders
 from hf_ext.hub.official import official_config
 
 BERT = {
@@ -218,7 +218,7 @@ def test_unwritable_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*args: object, **kwargs: object) -> str:
         raise PermissionError(13, "Permission denied", str(closed))
 
-    monkeypatch.setattr(official.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(folders.tempfile, "mkdtemp", refuse)
     with pytest.raises(PermissionError, match="closed"):
         export_official(bert(), closed / "out")
     assert list(closed.iterdir()) == []
@@ -266,7 +266,7 @@ def break_move(model: ExtBertForMaskedLM, monkeypatch: pytest.MonkeyPatch) -> No
             raise OSError(28, "No space left on device")
         original(source, target)
 
-    monkeypatch.setattr(official.os, "replace", fail)
+    monkeypatch.setattr(folders.os, "replace", fail)
 
 
 @pytest.mark.parametrize("fault", [break_model, break_config, break_move])

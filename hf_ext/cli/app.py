@@ -16,6 +16,7 @@ from hf_ext.cli.export import export
 from hf_ext.cli.finetune import finetune
 from hf_ext.cli.generate import generate
 from hf_ext.cli.models import models
+from hf_ext.cli.push import push
 from hf_ext.cli.quickstart import quickstart
 from hf_ext.cli.verify import verify
 
@@ -118,6 +119,7 @@ app.command()(verify)
 app.command()(bench)
 app.command()(attention)
 app.command()(export)
+app.command()(push)
 app.command()(models)
 
 

@@ -1,6 +1,8 @@
-"""`hf-ext export`: write a model in the official format, for the stock class and everything that goes by it."""
+"""`hf-ext export`: write a model in the official format, for the stock class and everything that goes by it, or with
+the code that it needs."""
 
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +37,13 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is in the folder.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="Merge a PEFT adapter into its base model.")] = False,
+    pickle: Annotated[
+        bool, typer.Option("--pickle", help="Read pickled weights, of whose origin you are sure.")
+    ] = False,
+    self_contained: Annotated[
+        bool,
+        typer.Option("--self-contained", help="With its code, for machines without hf_ext."),
+    ] = False,
 ) -> None:
     """Write a model in the official format, with its tokenizer files; the stock class, vLLM and others load it."""
     if not model:
@@ -60,20 +69,23 @@ def export(
 
     with quiet(context):
         if found.adapter is None:
-            exported, sources = load_as_saved(found, dtype="auto"), [found.source]
+            exported, sources = load_as_saved(found, dtype="auto", pickle=pickle), [found.source]
         else:
             base = find_model(found.base) if found.base else None
             if base is None:
                 raise ValueError(f"{model}/adapter_config.json names no base model; put its folder or Hub id there.")
             from peft import PeftModel
 
-            whole = load_as_saved(base, dtype="auto", task=found.adapter.get("task_type"))
+            whole = load_as_saved(base, dtype="auto", task=found.adapter.get("task_type"), pickle=pickle)
             exported = PeftModel.from_pretrained(whole, found.source).merge_and_unload()
             sources = [base.source, found.source]  # the adapter's own tokenizer, if any, wins
-        hf_ext.export_official(exported, out, overwrite=overwrite)
-        copied = copy_companions(sources, out)
+        companions = Companions(sources)
+        write = hf_ext.export_self_contained if self_contained else hf_ext.export_official
+        write(exported, out, tokenizer=companions, overwrite=overwrite)
+    copied = companions.copied
     files = f" with {', '.join(copied)}" if copied else ", without tokenizer files: there were none"
-    print(f"wrote {type(exported).__name__.removeprefix('Ext')} to {out}{files}")
+    name = type(exported).__name__
+    print(f"wrote {name if self_contained else name.removeprefix('Ext')} to {out}{files}")
 
 
 # The class that an adapter's task was trained on, where the base checkpoint was saved from another head.
@@ -85,26 +97,33 @@ _TASK_HEADS = {
 }
 
 
-def load_as_saved(found: FoundModel, *, dtype, task: str | None = None):
-    """The checkpoint in our class: the one that it was saved from, or the one for a PEFT task type."""
+def load_as_saved(found: FoundModel, *, dtype, task: str | None = None, pickle: bool = False):
+    """The checkpoint in our class: the one that it was saved from, or the one for a PEFT task type; of pickled weights
+    only where `pickle` says so."""
     from hf_ext.auto import architecture_of
     from hf_ext.inspection.inputs import resolve_head
 
     architecture = architecture_of(found.config["model_type"])
     head = _TASK_HEADS.get(task or "")
     name = resolve_head(architecture, head, found.config.get("architectures"))
-    return architecture.load(name).from_pretrained(found.source, dtype=dtype)
+    return architecture.load(name).from_pretrained(found.source, dtype=dtype, use_safetensors=False if pickle else None)
 
 
-def copy_companions(sources: list[str], out: Path) -> list[str]:
-    """Copies tokenizer and processor files of folders or Hub ids, later ones over earlier; names of those copied."""
-    from transformers.utils import cached_file
+@dataclass
+class Companions:
+    """Tokenizer and processor files of folders or Hub ids, as they are; of two with one name the later's."""
 
-    copied = []
-    for source in sources:
-        for name in COMPANIONS:
-            path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-            if path is not None:
-                shutil.copyfile(path, out / name)
-                copied.append(name)
-    return list(dict.fromkeys(copied))
+    sources: list[str]
+    copied: list[str] = field(default_factory=list)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Copy them into the folder, and keep the names of those copied."""
+        from transformers.utils import cached_file
+
+        for source in self.sources:
+            for name in COMPANIONS:
+                path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+                if path is not None:
+                    shutil.copyfile(path, folder / name)
+                    self.copied.append(name)
+        self.copied = list(dict.fromkeys(self.copied))

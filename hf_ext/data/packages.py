@@ -5,6 +5,7 @@ The package managers do the download, so their settings (index, proxy, credentia
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,16 @@ def fetch_package(name: str, version: str, sha256: str, *, kind: Literal["wheel"
 
     Raises:
         RuntimeError: the package manager is missing or could not fetch it; its last words are in the message.
-        ValueError: the file is another one than the one that was looked at.
+        ValueError: the file is another one than the one that was looked at, or a name, version or hash is none.
     """
+    # They become arguments of a command and the name of a folder: an option, a URL or ".." must not.
+    for value, pattern in (
+        (name, r"@?[A-Za-z0-9][\w./-]*"),
+        (version, r"[A-Za-z0-9][\w.+-]*"),
+        (sha256, "[0-9a-f]{64}"),
+    ):
+        if not re.fullmatch(pattern, value) or ".." in value:
+            raise ValueError(f"{value!r} is not the name, version or sha256 of a package.")
     folder = Path(HF_HOME) / "hf_ext" / "packages" / sha256[:16]
     if folder.is_dir():
         (file,) = folder.iterdir()

@@ -2,13 +2,12 @@
 
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from hf_ext.configuration import ExtConfig
+from hf_ext.hub.folders import check_model, write_folder, write_json
 
 
 def official_config(config: ExtConfig) -> dict:
@@ -57,58 +56,14 @@ def export_official(
         FileExistsError: the folder exists and is not empty.
         OSError: the folder cannot be written.
     """
-    if not isinstance(getattr(model, "config", None), ExtConfig) or not isinstance(model, PreTrainedModel):
-        hint = " Merge the adapter first: model.merge_and_unload()." if hasattr(model, "merge_and_unload") else ""
-        raise ValueError(f"export_official takes a model of this package, got {type(model).__name__}.{hint}")
-    if any(hasattr(module, "base_layer") for module in model.modules()):
-        raise ValueError("the model carries an adapter, which the official format has no place for; merge it first.")
+    check_model(model, "export_official")
     model.config.refuse_inexpressible()
-    folder = Path(folder)
-    folder = folder.resolve() if folder.is_symlink() else folder
-    if folder.is_file():
-        raise FileExistsError(f"{folder} is a file; give the name of a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise FileExistsError(f"{folder} exists and is not empty; choose another folder or pass overwrite=True.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+
+    def fill(scratch: Path) -> None:
         model.save_pretrained(scratch)
         content = official_config(model.config)  # saving has just written the class name and dtype into it
-        (scratch / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_json(scratch / "config.json", content)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
-        keep_other_files(folder, scratch)
-        scratch.chmod(0o755)  # mkdtemp makes it private
-        replace_folder(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
 
-
-def keep_other_files(folder: Path, scratch: Path) -> None:
-    """Copy what stands in `folder` besides a model: a model card, a history. Old weights stay behind."""
-    for item in folder.iterdir() if folder.is_dir() else ():
-        is_weights = item.suffix in (".safetensors", ".bin") or item.name.endswith(".index.json")
-        if is_weights or (scratch / item.name).exists():
-            continue
-        if item.is_dir() and not item.is_symlink():
-            shutil.copytree(item, scratch / item.name, symlinks=True)
-        else:
-            shutil.copy2(item, scratch / item.name, follow_symlinks=False)
-
-
-def replace_folder(scratch: Path, folder: Path) -> None:
-    """Move `scratch` to `folder`; what was there goes only once the new content is in place."""
-    if not folder.exists():
-        os.replace(scratch, folder)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-    try:
-        os.replace(folder, old)
-        try:
-            os.replace(scratch, folder)
-        except BaseException:
-            os.replace(old, folder)
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    return write_folder(folder, fill, overwrite=overwrite)

@@ -12,8 +12,10 @@ def make_activation(name: str) -> nn.Module:
     """The activation of that name in the library's table, in its fastest form.
 
     Raises:
-        KeyError: there is none of that name.
+        ValueError: there is none of that name.
     """
+    if name not in ACT2FN:
+        raise ValueError(f"there is no activation function {name!r}; there are {', '.join(sorted(ACT2FN))}.")
     return ACT2FN["gelu_pytorch_tanh" if name in _TANH_GELU else name]
 
 

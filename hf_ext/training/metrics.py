@@ -1,4 +1,5 @@
-"""Metrics of each task on arrays: scikit-learn and scipy, and span F1 for BIO labels. No torch.
+"""Metrics of each task on arrays, by scikit-learn, scipy and seqeval. No torch. `hf_ext.training.evaluation` has those
+that `evaluate.load` takes.
 
 Legend: B batch, T tokens, L labels, N choices.
 """
@@ -17,56 +18,46 @@ def is_bio(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"O|[BI]-.+", name) for name in names) and any(name.startswith("B-") for name in names)
 
 
-def bio_spans(labels: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Entities of one BIO sequence as (type, first, last + 1).
+def span_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Micro precision, recall and F1 of exactly matching entities over sequences of BIO labels (seqeval).
 
     An "I-X" that continues no X starts a new span, as in the CoNLL evaluation script.
     """
-    spans = set()
-    kind, start = None, 0
-    for index, label in enumerate([*labels, "O"]):
-        prefix, _, name = label.partition("-")
-        if kind is not None and (prefix != "I" or name != kind):
-            spans.add((kind, start, index))
-            kind = None
-        if prefix in ("B", "I") and kind is None:
-            kind, start = name, index
-    return spans
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    gold, predicted = [list(row) for row in gold], [list(row) for row in predicted]
+    scores = precision_recall_fscore_support(gold, predicted, average="micro", zero_division=0)
+    return dict(zip(("precision", "recall", "f1"), map(float, scores[:3]), strict=True))
 
 
-def span_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Micro precision, recall and F1 of exactly matching entities over sequences of BIO labels."""
-    right = found = wanted = 0
-    for gold_labels, predicted_labels in zip(gold, predicted, strict=True):
-        gold_spans, predicted_spans = bio_spans(gold_labels), bio_spans(predicted_labels)
-        right += len(gold_spans & predicted_spans)
-        found += len(predicted_spans)
-        wanted += len(gold_spans)
-    precision, recall = right / found if found else 0.0, right / wanted if wanted else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
-    return {"precision": precision, "recall": recall, "f1": f1}
+def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Share of equal labels (B,), or of equal rows of 0/1 labels (B, L)."""
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(labels, predicted))
+
+
+def f1(predicted: np.ndarray, labels: np.ndarray, average: str = "macro") -> float:
+    """F1 of labels (B,) or of 0/1 labels (B, L), averaged as scikit-learn names it; a class that nobody names counts
+    as 0."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predicted, average=average, zero_division=0.0))
 
 
 def classification(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Accuracy and macro F1; logits (B, L), labels (B,). Multiple choice: logits (B, N)."""
-    from sklearn.metrics import accuracy_score, f1_score
-
     predicted = logits.argmax(-1)
-    return {
-        "accuracy": float(accuracy_score(labels, predicted)),
-        "f1": float(f1_score(labels, predicted, average="macro", zero_division=0.0)),
-    }
+    return {"accuracy": accuracy(predicted, labels), "f1": f1(predicted, labels)}
 
 
 def multi_label(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Micro and macro F1 and exact-match accuracy at probability 0.5; logits and 0/1 labels (B, L)."""
-    from sklearn.metrics import accuracy_score, f1_score
-
     predicted, wanted = (logits > 0).astype(int), labels.astype(int)
     return {
-        "f1": float(f1_score(wanted, predicted, average="micro", zero_division=0.0)),
-        "f1_macro": float(f1_score(wanted, predicted, average="macro", zero_division=0.0)),
-        "accuracy": float(accuracy_score(wanted, predicted)),
+        "f1": f1(predicted, wanted, "micro"),
+        "f1_macro": f1(predicted, wanted),
+        "accuracy": accuracy(predicted, wanted),
     }
 
 
@@ -93,15 +84,12 @@ def token_classification(logits: np.ndarray, labels: np.ndarray, names: Sequence
     logits (B, T, L), labels (B, T) with -100 where a token has no label of its own.
     """
     predicted, labelled = logits.argmax(-1), labels != IGNORED
-    accuracy = float((predicted == labels)[labelled].mean()) if labelled.any() else 0.0
+    share = accuracy(predicted[labelled], labels[labelled]) if labelled.any() else 0.0
     if is_bio(names):
         gold_rows = [[names[label] for label in row[keep]] for row, keep in zip(labels, labelled, strict=True)]
         rows = [[names[label] for label in row[keep]] for row, keep in zip(predicted, labelled, strict=True)]
-        return {"accuracy": accuracy, **span_f1(gold_rows, rows)}
-    from sklearn.metrics import f1_score
-
-    macro = f1_score(labels[labelled], predicted[labelled], average="macro", zero_division=0.0)
-    return {"accuracy": accuracy, "f1": float(macro)}
+        return {"accuracy": share, **span_f1(gold_rows, rows)}
+    return {"accuracy": share, "f1": f1(predicted[labelled], labels[labelled])}
 
 
 def question_answering(

@@ -120,7 +120,8 @@ def assert_readable(result, *parts: str, code: int = 1) -> None:
 def test_help_names_every_command():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("quickstart", "finetune", "generate", "verify", "bench", "attention", "export", "models"):
+    commands = ("quickstart", "finetune", "generate", "verify", "bench", "attention", "export", "push", "models")
+    for command in commands:
         assert command in result.stdout
         assert run(command, "--help").exit_code == 0
     assert run().stdout.strip() == result.stdout.strip()
@@ -212,6 +213,17 @@ def test_exported_model_gives_the_stock_class_equal_logits(llama, tmp_path):
     assert_readable(run("export", ours, out), "not empty", "--overwrite")
     assert run("export", ours, out, "--overwrite").exit_code == 0
     assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_export_with_its_code(llama, tmp_path):
+    """The tokenizer's files come along, and an adapter can be merged on the way."""
+    result = run("export", llama, tmp_path / "out", "--self-contained")
+    assert result.exit_code == 0, result.output
+    assert "wrote ExtLlamaForCausalLM" in result.stdout and "tokenizer.json" in result.stdout
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["auto_map"]["AutoModelForCausalLM"] == "modeling_llama.ExtLlamaForCausalLM"
+    assert (tmp_path / "out" / "modeling_llama.py").is_file()
+    assert_readable(run("export", llama, tmp_path / "out", "--self-contained"), "not empty", "--overwrite")
 
 
 def test_export_merges_an_adapter(llama, adapter, tmp_path):

@@ -112,7 +112,7 @@ def test_gated_feed_forward_equals_stock_bit_by_bit(dtype: torch.dtype) -> None:
 
 
 def test_unknown_activation_is_refused() -> None:
-    with pytest.raises(KeyError, match="no_such_activation"):
+    with pytest.raises(ValueError, match="no_such_activation"):
         GatedFeedForward(width=4, inner_width=8, activation="no_such_activation", bias=False)
 
 

@@ -93,8 +93,16 @@ class ExtCLIPVisionConfig(ExtImageConfig):
         require_tower(self)
 
 
+def require_numbers(config: ExtConfig, *fields: str) -> None:
+    """Raise ValueError where official files may hold a null that no initial value can be computed from."""
+    for field in fields:
+        if getattr(config, field) is None:
+            raise ValueError(f"{field} must be a number, such as {getattr(type(config), field)}, got None.")
+
+
 def require_tower(config: ExtCLIPTextConfig | ExtCLIPVisionConfig) -> None:
     """Raise ValueError unless the fields that both towers have agree."""
+    require_numbers(config, "initializer_factor", "initializer_range")
     for field in ("hidden_size", "intermediate_size", "num_attention_heads"):
         config.require_at_least(field, 1)
     config.require_at_least("num_hidden_layers", 0)
@@ -143,6 +151,7 @@ class ExtCLIPConfig(ExtConfig):
     def validate_architecture(self) -> None:
         super().validate_architecture()
         self.require_at_least("projection_dim", 1)
+        require_numbers(self, "initializer_factor", "logit_scale_init_value")
 
     def refuse_inexpressible(self) -> None:
         super().refuse_inexpressible()

@@ -63,6 +63,8 @@ class ExtSwinConfig(BackboneConfigMixin, ExtImageConfig):
             self.require_at_least(field, 1)
         for field in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
             self.require_probability(field)
+        if not isinstance(self.stage_names, list):
+            raise ValueError(f"stage_names must be a list of names, or be left out, got {self.stage_names!r}.")
         if not self.depths or len(self.depths) != len(self.num_heads):
             raise ValueError(
                 f"depths ({list(self.depths)}) and num_heads ({list(self.num_heads)}) need an entry for each stage."

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, ImageClassifierOutput, MaskedImageModelingOutput, ModelOutput
@@ -24,6 +23,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from hf_ext.heads import ImageClassificationModel, MaskedImageModel, PixelDecoder, image_classifier
+from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.patches import (
     PaddedPatchEmbedding,
     PatchMerging,
@@ -162,7 +162,7 @@ class ExtSwinIntermediate(nn.Module):
     def __init__(self, config: ExtSwinConfig, width: int) -> None:
         super().__init__()
         self.dense = nn.Linear(width, int(config.mlp_ratio * width))
-        self.intermediate_act_fn = ACT2FN[config.hidden_act]
+        self.intermediate_act_fn = make_activation(config.hidden_act)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.intermediate_act_fn(self.dense(x))

@@ -1,0 +1,18 @@
+"""F1 of labels; with `config_name="multilabel"`, of rows of 0/1 labels (scikit-learn)."""
+
+import datasets
+import evaluate
+
+from hf_ext.training.metrics import f1
+
+
+class F1(evaluate.Metric):
+    def _info(self) -> evaluate.MetricInfo:
+        label = datasets.Value("int64")
+        if self.config_name == "multilabel":  # rows of 0 and 1
+            label = datasets.Sequence(label)
+        features = datasets.Features({"predictions": label, "references": label})
+        return evaluate.MetricInfo(description=__doc__, citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions: list, references: list, average: str = "macro") -> dict[str, float]:
+        return {"f1": f1(predictions, references, average)}
