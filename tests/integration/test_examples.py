@@ -309,3 +309,73 @@ def test_whisper_from_ctranslate2(tmp_path):
     (source / "model.bin").write_bytes((source / "model.bin").read_bytes().replace(b"WhisperSpec", b"TransfoSpec"))
     with pytest.raises(ValueError, match="TransfoSpec"):
         script["read_variables"](source / "model.bin")
+
+
+def write_gguf(model: transformers.LlamaForCausalLM, file: Path, kind: str) -> None:
+    """A small LLaMA as llama.cpp stores it, with a tokenizer of two letters, a digit and what they make together."""
+    import gguf
+
+    config = model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "1", "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(kind)
+    writer.add_token_list(words)
+    writer.add_token_types([3, 3, 3, 1, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    names = {value: name for name, value in runpy.run_path(str(EXAMPLES / "convert_smollm2_gguf.py"))["NAMES"].items()}
+    for name, value in model.model.state_dict().items():
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads:  # rows of the two halves of a head in turn
+            value = value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        block, _, rest = name.removeprefix("layers.").partition(".") if name.startswith("layers.") else ("", "", name)
+        stored = names[rest.removesuffix(".weight")]
+        writer.add_tensor(f"blk.{block}.{stored}.weight" if block else f"{stored}.weight", value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_smollm2_from_gguf(tmp_path, capsys):
+    """Weights and words go there and back; nothing is left behind by a file that is not understood."""
+    pytest.importorskip("gguf")
+    config = transformers.LlamaConfig(
+        vocab_size=7, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=40, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+    )  # fmt: skip
+    stock = transformers.LlamaForCausalLM(config).eval()
+    randomise(stock, 0)
+    main = main_of("convert_smollm2_gguf")
+    for kind in ("smollm", "llama-bpe"):
+        write_gguf(stock, tmp_path / f"{kind}.gguf", kind)
+    given = ["--gguf", str(tmp_path / "smollm.gguf"), "--output", str(tmp_path / "out")]
+    main(given)
+    for cls in (transformers.LlamaForCausalLM, hf_ext.ExtLlamaForCausalLM):
+        model, info = cls.from_pretrained(tmp_path / "out", output_loading_info=True)
+        assert not any(info.values())
+        for name, value in stock.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+        assert model.config.rope_parameters["rope_theta"] == 5e4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("ab11a<|im_end|>").input_ids == [6, 5, 5, 3, 2]
+    with pytest.raises(SystemExit):
+        main(given)
+    assert "is already there" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="llama-bpe"):
+        main(["--gguf", str(tmp_path / "llama-bpe.gguf"), "--output", str(tmp_path / "new")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama-bpe.gguf", "out", "smollm.gguf"]
