@@ -379,3 +379,36 @@ def test_smollm2_from_gguf(tmp_path, capsys):
     with pytest.raises(ValueError, match="llama-bpe"):
         main(["--gguf", str(tmp_path / "llama-bpe.gguf"), "--output", str(tmp_path / "new")])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama-bpe.gguf", "out", "smollm.gguf"]
+
+
+@pytest.fixture(scope="module")
+def small_decoder(tmp_path_factory) -> str:
+    """A LLaMA with random weights and a token for every byte."""
+    script = runpy.run_path(str(EXAMPLES / "swap_attention.py"))
+    return script["make_checkpoint"](str(tmp_path_factory.mktemp("decoder")))
+
+
+TOPICS = ["--topics", "decimal", "ipaddress", "--words", "5"]
+
+
+def test_few_shots(small_decoder, capsys):
+    """Cached and batched, the likelihoods are those of whole sequences, one at a time."""
+    result = main_of("few_shot_prompting")(["--model", small_decoder, *TOPICS, "--shots", "3", "--texts", "6"])
+    assert list(result) == ["majority", "zero_shot", "few_shot"]
+    assert min(result.values()) >= 0 and max(result.values()) <= 1
+    assert "3 examples" in capsys.readouterr().out
+    script = runpy.run_path(str(EXAMPLES / "few_shot_prompting.py"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(small_decoder), AutoTokenizer.from_pretrained(small_decoder)
+    randomise(model, 0)
+    labels, lengths = ["a", "longer"], []
+    classifier = script["LikelihoodClassifier"](model.eval(), tokenizer, "all share this", labels)
+    model.model.register_forward_pre_hook(lambda *seen: lengths.append(seen[2]["input_ids"].numel()), with_kwargs=True)
+    for text in ("one text", "two"):
+        found = classifier.scores(text)
+        assert lengths == [len(text), 2 * len("longer")], "what is shared was computed again"
+        for label, score in zip(labels, found, strict=True):
+            ids = tokenizer(f"all share this{text} {label}", return_tensors="pt").input_ids
+            logits = model(ids).logits[0, -len(label) - 2 : -1].log_softmax(-1)
+            expected = logits.gather(-1, ids[0, -len(label) - 1 :, None]).sum()
+            torch.testing.assert_close(score, expected, atol=1e-4, rtol=1e-5)
+        lengths.clear()
