@@ -412,3 +412,17 @@ def test_few_shots(small_decoder, capsys):
             expected = logits.gather(-1, ids[0, -len(label) - 1 :, None]).sum()
             torch.testing.assert_close(score, expected, atol=1e-4, rtol=1e-5)
         lengths.clear()
+
+
+def test_tuned_prompt(small_decoder, tmp_path, capsys):
+    """The prompt alone is trained and saved, and answers alike after reloading."""
+    output = tmp_path / "prompt"
+    arguments = ["--model", small_decoder, *TOPICS, "--output", str(output), "--texts", "4", "--virtual-tokens", "4"]
+    result = main_of("prompt_tuning")([*arguments, "--steps", "12", "--learning-rate", "0.3"])
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", capsys.readouterr().out)]
+    assert losses[-1] < losses[0] - 0.1
+    assert result["difference"] < 1e-5
+    assert result["share"] < 0.01 and result["bytes"] < 2048
+    assert sorted(path.name for path in output.iterdir()) == [
+        "README.md", "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
