@@ -11,6 +11,7 @@ import sys
 import tarfile
 from argparse import Namespace
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -426,3 +427,25 @@ def test_tuned_prompt(small_decoder, tmp_path, capsys):
     assert sorted(path.name for path in output.iterdir()) == [
         "README.md", "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
+
+
+def test_methods_compared(small_decoder, capsys):
+    """The four methods on the same rows; in this process, where memory is not looked at."""
+    script = runpy.run_path(str(EXAMPLES / "compare_finetuning_methods.py"))
+    few = partial(script["collect_docstrings"], topics={"decimal": ["_pydecimal"], "ipaddress": ["ipaddress"]})
+    script["main"].__globals__["collect_docstrings"] = cache(few)
+    arguments = ["--model", small_decoder, "--steps", "4", "--length", "16", "--method"]
+    full, head, lora, qlora = (script["main"]([*arguments, m])[0] for m in ("full", "head-only", "lora", "qlora"))
+    assert head["trainable"] < lora["trainable"] == qlora["trainable"] < full["trainable"] == 1
+    assert full["before"] == head["before"] == pytest.approx(lora["before"], rel=1e-5)
+    assert all(one["after"] < one["before"] and one["seconds"] > 0 for one in (full, head, lora, qlora))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == qlora
+    assert script["table"]([full, qlora], 4).splitlines()[2].startswith("| full | 100.000% | ")
+
+
+@pytest.mark.slow
+def test_methods_compared_as_the_user_runs_it(small_decoder, capsys):
+    results = main_of("compare_finetuning_methods")(["--model", small_decoder, "--steps", "2", "--length", "16"])
+    assert [one["method"] for one in results] == ["full", "head-only", "lora", "qlora"]
+    assert min(one["above"] for one in results) >= 0
+    assert capsys.readouterr().out.count("MiB") == 8
