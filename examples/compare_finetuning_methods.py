@@ -9,6 +9,7 @@ from?), since a language model whose head is its embedding has no head that coul
 `--length` with docstrings of one topic, so that there is no padding.
 
 Each method has a fresh process, and the allocator gives freed memory back at once, so that a peak is that method's own.
+Without a GPU the time of a step is CPU time, all threads together: what else the machine does changes it less.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 import torch
 from transformers import (
@@ -46,7 +47,7 @@ def make_rows(tokenizer: PreTrainedTokenizerBase, count: int, length: int) -> tu
     for docstring in collect_docstrings():
         texts[docstring.topic].append(docstring.text)
     topics = sorted(texts)
-    streams = [cycle(tokenizer("\n".join(texts[topic])).input_ids) for topic in topics]
+    streams = [cycle(chain.from_iterable(tokenizer(texts[topic]).input_ids)) for topic in topics]
     labels = [i % len(topics) for i in range(count)]
     return [{"input_ids": list(islice(streams[i], length)), "labels": i} for i in labels], topics
 
@@ -56,12 +57,13 @@ class Stopwatch(TrainerCallback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.clock = time.perf_counter if torch.cuda.is_available() else time.process_time
 
     def on_step_begin(self, *args: object, **kwargs: object) -> None:
-        self.start = time.perf_counter()
+        self.start = self.clock()
 
     def on_step_end(self, *args: object, **kwargs: object) -> None:
-        self.seconds.append(time.perf_counter() - self.start)
+        self.seconds.append(self.clock() - self.start)
 
 
 def measure(args: argparse.Namespace) -> dict[str, float | str]:
