@@ -35,7 +35,7 @@ from transformers import (
 
 import hf_ext
 from hf_ext.data.docstrings import collect_docstrings
-from hf_ext.inspection.memory import PeakMemory, measured_environment, resident_bytes
+from hf_ext.inspection.memory import PeakMemory, measured_environment
 from hf_ext.training.methods import apply_method, load_model, parameter_counts
 from hf_ext.training.settings import METHODS, FinetuneSettings
 from hf_ext.training.tasks import TextClassification
@@ -73,7 +73,9 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
     rows, topics = make_rows(tokenizer, args.steps * args.batch_size, args.length)
     settings = FinetuneSettings(args.model, data="", output="", method=args.method, bf16=args.bf16)
     task = TextClassification()
-    empty = resident_bytes()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with PeakMemory(device) as empty:
+        pass
     with hf_ext.takeover():
         model, new = load_model(settings, task, num_labels=len(topics))
     model.config.pad_token_id = tokenizer.pad_token_id
@@ -85,19 +87,18 @@ def measure(args: argparse.Namespace) -> dict[str, float | str]:
             scratch, max_steps=args.steps, per_device_train_batch_size=args.batch_size, bf16=args.bf16,
             per_device_eval_batch_size=args.batch_size, learning_rate=settings.effective_learning_rate,
             lr_scheduler_type="constant", save_strategy="no", logging_strategy="no", disable_tqdm=True, report_to=[],
-            train_sampling_strategy="sequential",
-            use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=torch.cuda.is_available(),
+            train_sampling_strategy="sequential", use_cpu=device == "cpu", dataloader_pin_memory=device == "cuda",
         )  # fmt: skip
         trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[watch])
         trainer.remove_callback(PrinterCallback)
         before = trainer.evaluate()["eval_loss"]
-        with PeakMemory(arguments.device) as memory:
+        with PeakMemory(device) as memory:
             trainer.train()
         after = trainer.evaluate()["eval_loss"]
     return {
         "method": args.method,
         "trainable": trainable / total,
-        "loaded": memory.baseline - (empty if arguments.device.type == "cpu" else 0),
+        "loaded": memory.baseline - empty.baseline,
         "above": memory.above,
         "seconds": statistics.median(watch.seconds[1:] or watch.seconds),
         "before": before,
