@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import typer
+from accelerate.commands.launch import launch_command_parser
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.distributed.run import get_args_parser as torchrun_parser
 from typer.testing import CliRunner
 
 import hf_ext
@@ -481,3 +486,19 @@ def test_quiet_leaves_the_logging_as_it_was():
     with models_command.quiet():
         assert logging.get_verbosity() == logging.ERROR
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_launch_commands_of_the_readme():
+    """Every flag is one of the installed launchers, and what is launched is a command of ours."""
+    found = re.findall(r"<!-- launch -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(found) == 3
+    for command in found:
+        words = [word for word in shlex.split(command.replace("\\\n", "")) if "ACCELERATE_USE_CPU" not in word]
+        is_torchrun = words[0] == "torchrun"
+        parser = torchrun_parser() if is_torchrun else launch_command_parser()
+        options = parser.parse_args(words[1 if is_torchrun else 2 :])
+        assert options.no_python and options.training_script == "hf-ext"
+        name, *arguments = options.training_script_args
+        with typer.main.get_command(app).commands[name].make_context(name, arguments) as context:
+            assert str(context.params["output"]) == "out"
+    assert options.nproc_per_node == "2"

@@ -13,6 +13,7 @@ import sys
 import tarfile
 from argparse import Namespace
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import onnx
@@ -556,3 +557,142 @@ def test_recall_by_hand():
     found = runpy.run_path(str(EXAMPLES / "train_emoji_clip.py"))["recall"](Model(), None, {})
     assert found["text to image @1"] == pytest.approx(1 / 3) and found["text to image @5"] == 1.0
     assert found["image to text @1"] == pytest.approx(2 / 3)
+
+
+def write_gguf(model: transformers.LlamaForCausalLM, file: Path, kind: str) -> None:
+    """A small LLaMA as llama.cpp stores it, with a tokenizer of two letters, a digit and what they make together."""
+    import gguf
+
+    config = model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "1", "ab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(kind)
+    writer.add_token_list(words)
+    writer.add_token_types([3, 3, 3, 1, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    names = {value: name for name, value in runpy.run_path(str(EXAMPLES / "convert_smollm2_gguf.py"))["NAMES"].items()}
+    for name, value in model.model.state_dict().items():
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads:  # rows of the two halves of a head in turn
+            value = value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        block, _, rest = name.removeprefix("layers.").partition(".") if name.startswith("layers.") else ("", "", name)
+        stored = names[rest.removesuffix(".weight")]
+        writer.add_tensor(f"blk.{block}.{stored}.weight" if block else f"{stored}.weight", value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_smollm2_from_gguf(tmp_path, capsys):
+    """Weights and words go there and back; nothing is left behind by a file that is not understood."""
+    pytest.importorskip("gguf")
+    config = transformers.LlamaConfig(
+        vocab_size=7, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=40, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 5e4},
+    )  # fmt: skip
+    stock = transformers.LlamaForCausalLM(config).eval()
+    randomise(stock, 0)
+    main = main_of("convert_smollm2_gguf")
+    for kind in ("smollm", "llama-bpe"):
+        write_gguf(stock, tmp_path / f"{kind}.gguf", kind)
+    given = ["--gguf", str(tmp_path / "smollm.gguf"), "--output", str(tmp_path / "out")]
+    main(given)
+    for cls in (transformers.LlamaForCausalLM, hf_ext.ExtLlamaForCausalLM):
+        model, info = cls.from_pretrained(tmp_path / "out", output_loading_info=True)
+        assert not any(info.values())
+        for name, value in stock.state_dict().items():
+            assert torch.equal(model.state_dict()[name], value), name
+        assert model.config.rope_parameters["rope_theta"] == 5e4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("ab11a<|im_end|>").input_ids == [6, 5, 5, 3, 2]
+    with pytest.raises(SystemExit):
+        main(given)
+    assert "is already there" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="llama-bpe"):
+        main(["--gguf", str(tmp_path / "llama-bpe.gguf"), "--output", str(tmp_path / "new")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama-bpe.gguf", "out", "smollm.gguf"]
+
+
+@pytest.fixture(scope="module")
+def small_decoder(tmp_path_factory) -> str:
+    """A LLaMA with random weights and a token for every byte."""
+    script = runpy.run_path(str(EXAMPLES / "swap_attention.py"))
+    return script["make_checkpoint"](str(tmp_path_factory.mktemp("decoder")))
+
+
+TOPICS = ["--topics", "decimal", "ipaddress", "--words", "5"]
+
+
+def test_few_shots(small_decoder, capsys):
+    """Cached and batched, the likelihoods are those of whole sequences, one at a time."""
+    result = main_of("few_shot_prompting")(["--model", small_decoder, *TOPICS, "--shots", "3", "--texts", "6"])
+    assert list(result) == ["majority", "zero_shot", "few_shot"]
+    assert min(result.values()) >= 0 and max(result.values()) <= 1
+    assert "3 examples" in capsys.readouterr().out
+    script = runpy.run_path(str(EXAMPLES / "few_shot_prompting.py"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(small_decoder), AutoTokenizer.from_pretrained(small_decoder)
+    randomise(model, 0)
+    labels, lengths = ["a", "longer"], []
+    classifier = script["LikelihoodClassifier"](model.eval(), tokenizer, "all share this", labels)
+    model.model.register_forward_pre_hook(lambda *seen: lengths.append(seen[2]["input_ids"].numel()), with_kwargs=True)
+    for text in ("one text", "two"):
+        found = classifier.scores(text)
+        assert lengths == [len(text), 2 * len("longer")], "what is shared was computed again"
+        for label, score in zip(labels, found, strict=True):
+            ids = tokenizer(f"all share this{text} {label}", return_tensors="pt").input_ids
+            logits = model(ids).logits[0, -len(label) - 2 : -1].log_softmax(-1)
+            expected = logits.gather(-1, ids[0, -len(label) - 1 :, None]).sum()
+            torch.testing.assert_close(score, expected, atol=1e-4, rtol=1e-5)
+        lengths.clear()
+
+
+def test_tuned_prompt(small_decoder, tmp_path, capsys):
+    """The prompt alone is trained and saved, and answers alike after reloading."""
+    output = tmp_path / "prompt"
+    arguments = ["--model", small_decoder, *TOPICS, "--output", str(output), "--texts", "4", "--virtual-tokens", "4"]
+    result = main_of("prompt_tuning")([*arguments, "--steps", "12", "--learning-rate", "0.3"])
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", capsys.readouterr().out)]
+    assert losses[-1] < losses[0] - 0.1
+    assert result["difference"] < 1e-5
+    assert result["share"] < 0.01 and result["bytes"] < 2048
+    assert sorted(path.name for path in output.iterdir()) == [
+        "README.md", "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+
+
+def test_methods_compared(small_decoder, capsys):
+    """The four methods on the same rows; in this process, where memory is not looked at."""
+    script = runpy.run_path(str(EXAMPLES / "compare_finetuning_methods.py"))
+    few = partial(script["collect_docstrings"], topics={"decimal": ["_pydecimal"], "ipaddress": ["ipaddress"]})
+    script["main"].__globals__["collect_docstrings"] = cache(few)
+    arguments = ["--model", small_decoder, "--steps", "4", "--length", "16", "--method"]
+    full, head, lora, qlora = (script["main"]([*arguments, m])[0] for m in ("full", "head-only", "lora", "qlora"))
+    assert head["trainable"] < lora["trainable"] == qlora["trainable"] < full["trainable"] == 1
+    assert full["before"] == head["before"] == pytest.approx(lora["before"], rel=1e-5)
+    assert all(one["after"] < one["before"] and one["seconds"] > 0 for one in (full, head, lora, qlora))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == qlora
+    assert script["table"]([full, qlora], 4).splitlines()[2].startswith("| full | 100.000% | ")
+
+
+@pytest.mark.slow
+def test_methods_compared_as_the_user_runs_it(small_decoder, capsys):
+    results = main_of("compare_finetuning_methods")(["--model", small_decoder, "--steps", "2", "--length", "16"])
+    assert [one["method"] for one in results] == ["full", "head-only", "lora", "qlora"]
+    assert min(one["above"] for one in results) >= 0
+    assert capsys.readouterr().out.count("MiB") == 8
