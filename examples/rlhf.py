@@ -9,7 +9,7 @@
    (RLOOTrainer; Ahmadian et al., 2024, https://arxiv.org/abs/2402.14740; trl 1.16 carries PPO no more).
 
 It prints the reward and the share of warm colours before and after, and how far the policy went from the model of
-step 1. Measured: reward -0.51 before, +2.70 after; 40 % warm colours before, 81 % after; 0.30 nats per token from the
+step 1. Measured: reward -0.40 before, +3.08 after; 42 % warm colours before, 97 % after; 0.12 nats per token from the
 start. Needs `pip install "hf-ext[rlhf]"`; about three minutes on two cores.
 """
 

@@ -189,7 +189,7 @@ def benchmark(
         say("building both models")
         models = {side: subject.build(side) for side in SIDES}
         limit = longest_input(models["ours"].config)
-        if not takes(type(models["ours"]), "input_ids"):
+        if not any(takes(type(models["ours"]), name) for name in ("input_ids", "decoder_input_ids")):  # images alone
             limit, wanted = None, [name for name in wanted if not name.endswith("ragged")]
         if limit is not None and length > limit:
             raise ValueError(f"length={length} exceeds the {limit} positions of this model; use a shorter one.")
