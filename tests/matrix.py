@@ -1,4 +1,7 @@
-"""The README's table of what was tried with what, written from what a test run did (`pytest --matrix README.md`)."""
+"""The README's table of what was tried with what, written from what a test run did:
+
+pytest tests -m matrix --matrix=README.md
+"""
 
 from pathlib import Path
 

@@ -1,11 +1,15 @@
 """Trainer, adapters, quantised training, placing and ONNX over every architecture (`ecosystem.py`)."""
 
 import contextlib
+from pathlib import Path
 
 import ecosystem
 import pytest
 from ecosystem import ADAPTERS, NEW_TOKENS, PROMPTS, StockFails
 from harness import Subject, one_per_architecture
+from matrix import AS_STOCK, END, START, YES
+
+import hf_ext
 
 MAIN = ("masked", "causal", "seq2seq", "image_row", "pair", "text", "image")  # heads, the most used one first
 
@@ -120,3 +124,19 @@ def exported() -> list:
 def test_onnx(subject):
     pytest.importorskip("onnxruntime", reason="the graph is run in ONNX Runtime")
     ecosystem.check_onnx(subject)
+
+
+def test_table_of_the_readme():
+    """The table is of the architectures that there are, nothing in it failed, and nothing is left open in what every
+    model can do."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    lines = [line.strip("|").split("|") for line in readme.partition(START)[2].partition(END)[0].split("\n") if line]
+    columns = [cell.strip() for cell in lines[0]]
+    rows = {name.strip(" `"): dict(zip(columns[1:], map(str.strip, cells), strict=True)) for name, *cells in lines[2:]}
+    assert rows.keys() == hf_ext.architectures().keys()
+    assert {"Trainer", "LoRA", "other adapters", "QLoRA", "FSDP2", "ONNX"} <= set(columns)
+    assert all(
+        cell in ("", YES, AS_STOCK, f"({YES})", f"({AS_STOCK})") for row in rows.values() for cell in row.values()
+    )
+    for column in ("LoRA", "checkpointing", "offload"):
+        assert all(row[column] for row in rows.values()), column
