@@ -633,7 +633,12 @@ def test_smollm2_from_gguf(tmp_path, capsys):
 def small_decoder(tmp_path_factory) -> str:
     """A LLaMA with random weights and a token for every byte."""
     script = runpy.run_path(str(EXAMPLES / "swap_attention.py"))
-    return script["make_checkpoint"](str(tmp_path_factory.mktemp("decoder")))
+    torch.manual_seed(0)
+    folder = script["make_checkpoint"](str(tmp_path_factory.mktemp("decoder")))
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    randomise(model, 0)  # fresh weights are so small that a prompt would hardly matter
+    model.save_pretrained(folder)
+    return folder
 
 
 TOPICS = ["--topics", "decimal", "ipaddress", "--words", "5"]
