@@ -371,7 +371,7 @@ def check_trainer(subject: Subject) -> None:
             batch=2,
             collator=collator_for(subject, 2),
             output_dir=str(folder),
-            num_train_epochs=3,
+            num_train_epochs=2,
             max_steps=-1,
             learning_rate=5e-3,
             optim="adamw_torch",
@@ -391,7 +391,7 @@ def check_trainer(subject: Subject) -> None:
         )
         counting_as_the_loss(runner, subject)
         runner.compute_metrics = measured
-        runner.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+        runner.add_callback(EarlyStoppingCallback(early_stopping_patience=1))
         runner.train()
         curves.append([entry for entry in runner.state.log_history if "loss" in entry or "eval_loss" in entry])
         answers.append(runner.predict(rows))
@@ -399,7 +399,7 @@ def check_trainer(subject: Subject) -> None:
         assert (best / "model.safetensors").is_file()
         assert list(folder.rglob("events.out.tfevents.*")), "nothing was written for TensorBoard"
     reference, found = curves
-    assert len(found) == len(reference) >= 6
+    assert len(found) == len(reference) >= 4
     for expected, entry in zip(reference, found, strict=True):
         assert expected.keys() == entry.keys()
         for name in ("loss", "eval_loss", "grad_norm", "learning_rate", "eval_size"):
@@ -408,16 +408,16 @@ def check_trainer(subject: Subject) -> None:
 
 
 def losses_of_a_run(subject: Subject, **arguments: object) -> list[float]:
-    """Three steps of SGD; the weights stay in fp32."""
+    """Two steps of SGD; the weights stay in fp32."""
     model = build(subject.ours, subject, **no_dropout(subject))
     model.config.use_cache = False
     rows = training_rows(subject, model.config, 4)
-    arguments = {"max_steps": 3, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 0.01, **arguments}
+    arguments = {"max_steps": 2, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 0.01, **arguments}
     runner = trainer(model, rows, batch=4, collator=collator_for(subject, 4), **arguments)
     runner.train()
     assert all(p.dtype == torch.float32 for p in model.parameters())
     losses = [entry["loss"] for entry in runner.state.log_history if "loss" in entry]
-    assert len(losses) == 3
+    assert len(losses) == 2
     return losses
 
 

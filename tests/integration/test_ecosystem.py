@@ -36,11 +36,8 @@ def as_stock():
         pytest.skip(f"the stock class cannot either: {error}")
 
 
-with_labels = over(one_per_architecture(*MAIN[:4]))
-
-
 @matrix("Trainer")
-@with_labels
+@over(one_per_architecture(*MAIN[:4], where=own_blocks))
 def test_trainer(subject):
     ecosystem.check_trainer(subject)
 

@@ -279,7 +279,8 @@ def test_qlora_quantises_the_backbone_and_not_the_head(bert_without_pooler, data
     assert isinstance(layer.output.dense, bnb.nn.Linear4bit)
     kind = layer.output.dense.weight.quant_state
     assert kind.quant_type == "nf4" and kind.nested
-    assert layer.output.dense.compute_dtype == torch.bfloat16
+    half = torch.accelerator.is_available()  # emulated, at a tenth of the speed, where there is none
+    assert layer.output.dense.compute_dtype == (torch.bfloat16 if half else torch.float32)
     assert not isinstance(model.classifier.original_module, bnb.nn.Linear4bit)
     assert type(model.bert.pooler.dense.original_module) is torch.nn.Linear
     after = {name: p for name, p in trained["model"].named_parameters() if p.requires_grad}
