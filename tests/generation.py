@@ -167,8 +167,16 @@ def check_quantised_cache(subject: Subject, backend: str) -> None:
     """Keys and values in four bits."""
     stock, ours = generation_pair(subject)
     _, batch = prompts(subject, ours.config)
-    options = {"cache_implementation": "quantized", "cache_config": {"backend": backend, "nbits": 4}}
-    assert torch.equal(generate(ours, batch, **options), generate(stock, batch, **options))
+    # Groups that divide what tiny heads hold, and so few exact tokens that the quantised ones are read.
+    settings = {"backend": backend, "nbits": 4, "q_group_size": 2, "residual_length": 2}
+    options = {"cache_implementation": "quantized", "cache_config": settings}
+    answers = []
+    for model in (stock, ours):
+        try:
+            answers.append(generate(model, batch, **options).tolist())
+        except ValueError as error:  # the library's word about sliding windows
+            answers.append(str(error))
+    assert answers[0] == answers[1]
 
 
 def check_window_cache(subject: Subject) -> None:

@@ -90,7 +90,7 @@ def test_loads_official(subject):
     harness.check_loads_official(subject)
 
 
-@over(subjects())
+@over(broad())
 def test_files_equal_stock(subject):
     harness.check_files_equal_stock(subject)
 
@@ -129,7 +129,7 @@ def test_training_step(subject, attn):
 
 
 @attention
-@over(broad())
+@over(subjects(configs="first"))
 def test_training_step_with_dropout(subject, attn):
     harness.check_training_step_with_dropout(subject, attn)
 
@@ -244,10 +244,7 @@ def test_accumulation(subject):
     harness.check_accumulation(subject)
 
 
-@over(
-    one_per_architecture("masked", "causal", "seq2seq", "masked_image", where=own_blocks)
-    + one_per_architecture("row", "image_row", "speech_row", where=own_blocks)
-)
+@over(one_per_architecture("masked", "causal", "seq2seq", "image_row", where=own_blocks))
 @matrix("resume")
 def test_resume(subject):
     harness.check_resume(subject)
@@ -261,7 +258,7 @@ def test_evaluate(subject):
 # --- memory, ties, sizes, names, initial values -------------------------------------------------------------------
 
 
-@over(subjects())
+@over(broad())
 def test_reload(subject):
     harness.check_reload(subject)
 
@@ -338,6 +335,11 @@ def test_quantised(subject, bits):
 # asked for.
 TRACED = one_per_architecture("masked", "causal", *BASES, where=own_blocks)
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
+KINDS_OF_BLOCKS = ("bert", "llama", "longformer", "big_bird", "bart", "t5", "swin")  # the others share their attention
+COMPILED = [
+    pytest.param(s, marks=() if s.model_type.removeprefix("ext_") in KINDS_OF_BLOCKS else pytest.mark.slow)
+    for s in TRACED
+]
 
 
 @over(TRACED)
@@ -346,7 +348,7 @@ def test_export(subject):
     harness.check_export(subject)
 
 
-@over(TRACED)
+@over(COMPILED)
 @matrix("compile")
 def test_compile(subject):
     harness.check_compile(subject)
@@ -404,7 +406,7 @@ def test_speech_pipeline(subject):
     harness.check_speech_pipeline(subject)
 
 
-@over(subjects())
+@over(broad())
 def test_every_parameter_is_trained(subject):
     harness.check_every_parameter_is_trained(subject)
 

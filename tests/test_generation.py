@@ -66,6 +66,7 @@ def test_answers_to_text(subject, check):
     check(subject)
 
 
+@pytest.mark.slow  # quanto compiles its kernels when first used, for minutes
 @pytest.mark.parametrize("backend", ["quanto", "hqq"])
 @over_generating
 def test_quantised_cache(subject, backend):
