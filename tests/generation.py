@@ -176,7 +176,10 @@ def check_quantised_cache(subject: Subject, backend: str) -> None:
             answers.append(generate(model, batch, **options).tolist())
         except ValueError as error:  # the library's word about sliding windows
             answers.append(str(error))
-    assert answers[0] == answers[1]
+    if "sliding_attention" in (getattr(ours.config, "layer_types", None) or ()):
+        assert "QuantizedCache" in answers[1]  # GPT-Neo's local layers keep the window only; the stock ones keep all
+    else:
+        assert answers[0] == answers[1]
 
 
 def check_window_cache(subject: Subject) -> None:
