@@ -204,13 +204,8 @@ class ExtT5Block(GradientCheckpointingLayer):
         """(B, T, C), biases, encoder's output (B, S, C), or (1, N, C) with `encoder_packing` -> (B, T, C)"""
         x = self.layer[0](x, position_bias, past_key_values=past_key_values, **kwargs)
         if encoder_hidden_states is not None:
-            x = self.layer[1](
-                x,
-                encoder_hidden_states,
-                attention_mask=encoder_attention_mask,
-                packing=encoder_packing,
-                past_key_values=past_key_values,
-            )
+            read = {"attention_mask": encoder_attention_mask, "packing": encoder_packing}
+            x = self.layer[1](x, encoder_hidden_states, past_key_values=past_key_values, **read)
         return self.layer[-1](x)
 
 
