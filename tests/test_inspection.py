@@ -117,11 +117,24 @@ def test_parity_of_heads_that_the_checkpoint_has_no_weights_for(bert_folder, hea
 @pytest.mark.parametrize(
     ("name", "head"),
     [
-        *((name, None) for name in ENCODER_DECODERS),
-        *(("t5", head) for head in ("T5EncoderModel", "token-classification", "sequence-classification")),
+        ("t5", None),
+        ("whisper", None),
         ("bart", "question-answering"),
-        ("whisper", "model"),
-        ("whisper", "causal-lm"),
+        *(
+            pytest.param(name, None, marks=pytest.mark.slow)
+            for name in ENCODER_DECODERS
+            if name not in ("t5", "whisper")
+        ),
+        *(
+            pytest.param(name, head, marks=pytest.mark.slow)
+            for name, head in (
+                ("t5", "T5EncoderModel"),
+                ("t5", "token-classification"),
+                ("t5", "sequence-classification"),
+                ("whisper", "model"),
+                ("whisper", "causal-lm"),
+            )
+        ),
     ],
 )
 def test_parity_of_an_encoder_decoder(encoder_decoder_folder, name, head):
@@ -173,7 +186,13 @@ SEEING = {  # class -> rows that must be among those of its report
 }
 
 
-@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("ExtSwinForMaskedImageModeling", "ExtCLIPModel") else pytest.mark.slow)
+        for name in SEEING
+    ],
+)
 def test_parity_of_models_of_images_and_of_pairs(name, tmp_path):
     (subject,) = subjects(configs="one", where=lambda s: s.class_name == name)
     model = subject.stock(subject.stock_config(**subject.fields))
