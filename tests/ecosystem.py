@@ -61,6 +61,9 @@ class StockFails(Exception):
     """The stock class cannot do this either."""
 
 
+REFUSALS = (AssertionError, KeyError, RuntimeError, TypeError, ValueError)  # a slip in a test is none
+
+
 def task(subject: Subject) -> str | None:
     """PEFT's name for what the head does; its wrapper for encoder-decoders knows token ids only."""
     return None if subject.is_speech else TASKS.get(subject.kind)
@@ -112,8 +115,14 @@ def check_adapter(subject: Subject, method: str) -> None:
     try:
         with no_warning(PEFT_WARNINGS):
             tuned = get_peft_model(ours, make(task_type=task(subject)))
-    except (TypeError, NotImplementedError) as error:
-        raise StockFails(f"{method} knows no such layer: {error}") from error
+    except TypeError as error:  # a kind of layer that the method does not know: then it does not in the stock class
+        own = subject.architecture.adapters
+        targets = {"target_modules": list(own.projections)} if own else {}
+        try:
+            get_peft_model(stock, make(task_type=task(subject), **targets))
+        except TypeError:
+            raise StockFails(f"{method} knows no such layer: {error}") from error
+        raise
     torch.manual_seed(0)
     given = tuned.peft_config["default"]
     official = get_peft_model(stock, for_stock(subject, stock, make(task_type=task(subject)), given))
@@ -163,7 +172,7 @@ def check_prompt(subject: Subject, method: str) -> None:
             loss, found = loss_and_gradients(tuned, subject, inputs, labels)
             with torch.no_grad():
                 output = tuned.eval()(**inputs)
-        except Exception as error:
+        except REFUSALS as error:
             if model is stock:
                 raise StockFails(f"{type(error).__name__}: {error}") from error
             raise
@@ -242,14 +251,14 @@ def check_new_tokens(subject: Subject, way: str) -> None:
     """
     try:
         train_new_tokens(subject, subject.stock, way)
-    except Exception as error:
+    except REFUSALS as error:
         raise StockFails(f"{type(error).__name__}: {error}") from error
     train_new_tokens(subject, subject.ours, way)
 
 
 def train_new_tokens(subject: Subject, cls: type, way: str) -> None:
     """The new rows are trained, and adapter, merged model and its file all give the same."""
-    base = build(cls, subject, **no_dropout(subject), tie_word_embeddings=True)
+    base = build(cls, subject, tie_word_embeddings=True)
     old = base.get_input_embeddings().weight.shape[0]
     base.resize_token_embeddings(old + 3, mean_resizing=False)
     grown = scratch()
@@ -262,13 +271,13 @@ def train_new_tokens(subject: Subject, cls: type, way: str) -> None:
     inputs["attention_mask"][:, :3] = 1
     labels, real = subject.labels(base.config, inputs), real_positions(inputs)
     targets = adapter(subject).target_modules if cls is subject.ours else stock_adapter(subject).target_modules
-    model = get_peft_model(cls.from_pretrained(grown), LoraConfig(r=2, target_modules=targets, **options))
+    # In eval mode there is no dropout; the stock MPT writes no probability that it would read again.
+    model = get_peft_model(cls.from_pretrained(grown), LoraConfig(r=2, target_modules=targets, **options)).eval()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
     for _ in range(3):
         model.zero_grad(set_to_none=True)
         loss_of(model, subject, inputs, labels).backward()
         optimizer.step()
-    model.eval()
     with torch.no_grad():
         expected = model(**inputs)
         before, after = (m.get_input_embeddings()(torch.tensor(new[:2])) for m in (base, model))
