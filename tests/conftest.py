@@ -7,6 +7,7 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+import gc
 import random
 import sys
 from pathlib import Path
@@ -37,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
     datasets.disable_progress_bars()
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: garbage collection need not go through it a thousand times."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     readme = session.config.getoption("--matrix")
     if readme and not hasattr(session.config, "workerinput"):
@@ -54,7 +61,7 @@ def same_random_numbers():
 
     random.seed(0)
     numpy.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # of the CPU; manual_seed keeps a stack trace for the GPU
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory is deterministic mode's own check; the tests that need it do it themselves.

@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, V vocabulary, C model width.
 import contextlib
 import copy
 import functools
+import gc
 import inspect
 import json
 import logging
@@ -344,7 +345,7 @@ def randomise(model: nn.Module, seed: int = 0, rename: Callable[[str], str] = st
 @functools.cache
 def stock_folder(subject: Subject) -> Path:
     """A saved stock model with random values; its first file of weights is the reference for all checks."""
-    torch.manual_seed(0)
+    seed_torch(0)
     model = subject.stock(subject.stock_config(**subject.fields))
     randomise(model)
     folder = scratch()
@@ -419,6 +420,9 @@ def build(cls: type, subject: Subject, *, attn: str = "sdpa", folder: Path | Non
         for name, value in fields.items():
             subject.case.assign(config, name, value)
         _models[key] = cls.from_pretrained(key[1], config=config, attn_implementation=attn)
+        if len(_models) % 50 == 0:  # as in conftest.py
+            gc.collect()
+            gc.freeze()
     return copy.deepcopy(_models[key]).eval()
 
 
@@ -428,6 +432,11 @@ def pair(subject: Subject, *, attn: str = "sdpa", ours: dict | None = None, **fi
         build(subject.stock, subject, attn=attn, **fields, **subject.as_stock),
         build(subject.ours, subject, attn=attn, **fields, **(ours or {})),
     )
+
+
+def seed_torch(seed: int) -> None:
+    """`torch.manual_seed` for the CPU; without a GPU, that keeps a stack trace of every call for the GPU's sake."""
+    torch.default_generator.manual_seed(seed)
 
 
 def no_dropout(subject: Subject) -> dict[str, float]:
@@ -538,7 +547,7 @@ def loss_and_gradients(
     """One training step without the step."""
     model.train()
     model.zero_grad(set_to_none=True)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     loss = loss_of(model, subject, inputs, labels, **kwargs)
     loss.backward()
     return loss.detach(), gradients(model, rename)
@@ -855,7 +864,7 @@ def check_problem_types(subject: Subject) -> None:
         models, renames = [], []
         for cls, config_class in ((subject.stock, subject.stock_config), (subject.ours, subject.our_config)):
             config = config_class.from_pretrained(folder, num_labels=num_labels, **no_dropout(subject))
-            torch.manual_seed(0)
+            seed_torch(0)
             model = cls.from_pretrained(folder, config=config, ignore_mismatched_sizes=True)
             renames.append(subject.stock_name if cls is subject.stock else str)
             randomise(model, seed=2, rename=renames[-1])
@@ -982,7 +991,7 @@ def check_generation_equals_stock(subject: Subject, attn: str) -> None:
             stock.generation_config.use_cache = False  # the stock class fails with a cache and cross-attention here
         results = []
         for model in (stock, ours):
-            torch.manual_seed(7)
+            seed_torch(7)
             wrong = model is stock and mode in subject.case.wrong_in_stock
             asked = MODES["greedy"] if wrong else options
             results.append(
@@ -1002,7 +1011,7 @@ def check_cache(subject: Subject, attn: str) -> None:
     for mode in ("greedy", "beam", "sampled"):
         results = []
         for use_cache in (True, False):
-            torch.manual_seed(7)
+            seed_torch(7)
             results.append(
                 ours.generate(
                     **batch,
@@ -1553,7 +1562,7 @@ def dirty_memory() -> Iterator[None]:
 
 def check_reload(subject: Subject) -> None:
     """What no file holds must be computed when loading: otherwise buffers are whatever was in memory before."""
-    torch.manual_seed(0)
+    seed_torch(0)
     built = subject.ours(subject.our_config(**subject.fields))
     with torch.no_grad():
         for i, (name, parameter) in enumerate(built.named_parameters()):
@@ -1594,7 +1603,7 @@ def check_base_into_head(subject: Subject) -> None:
     base = base_subject(subject.model_type)
     fields = {k: v for k, v in subject.fields.items() if base.fields.get(k, None) != v}
     folder = scratch()
-    torch.manual_seed(0)
+    seed_torch(0)
     model = base.ours(base.our_config(**{**base.fields, **fields}))
     randomise(model, seed=4)
     model.save_pretrained(folder)
@@ -1762,7 +1771,7 @@ def check_initial_values(subject: Subject) -> None:
     for seed, (cls, config_class) in enumerate(
         ((subject.stock, subject.stock_config), (subject.ours, subject.our_config))
     ):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         overrides = {"num_labels": 2} if subject.kind == "span" else {}
         models.append(cls(config_class(**{**fields, **overrides})))
     reference = subject.used({subject.stock_name(n): p for n, p in models[0].named_parameters()})
@@ -1917,7 +1926,7 @@ def check_quantised(subject: Subject, bits: int) -> None:
     fields = {**subject.fields, **subject.case.wide, **no_dropout(subject)}
     if subject.kind == "span":
         fields["num_labels"] = 2
-    torch.manual_seed(0)
+    seed_torch(0)
     source = subject.stock(subject.stock_config(**fields))
     randomise(source)
     folder = scratch()

@@ -109,7 +109,7 @@ def test_embeds(subject):
     harness.check_embeds(subject)
 
 
-@over(broad())
+@over(subjects(configs="first"))
 def test_eager_equals_sdpa(subject):
     harness.check_eager_equals_sdpa(subject)
 
