@@ -321,7 +321,8 @@ def free_port() -> int:
 
 def environment() -> dict[str, str]:
     """For processes that import this checkout, each on one thread."""
-    return {**os.environ, "PYTHONPATH": str(Path(hf_ext.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    search = [str(Path(hf_ext.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
 
 
 def run(folder: Path, extra: bool = False, seconds: float = 900) -> dict[str, str]:

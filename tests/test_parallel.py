@@ -2,8 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
+import deepspeed_run
 import parallel
 import pytest
 import torch
@@ -124,6 +127,19 @@ def test_stages_by_the_plan(subject):
     used = [getattr(owner, name) for owner, name in zip(owners, plan, strict=True)]
     planned = {id(p) for module in used for p in module.parameters()}
     assert all(id(p) in planned for p in model.parameters()), "parameters that belong to no stage"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed(stage, tmp_path):
+    """Its first run compiles an operator, which takes minutes."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not among the requirements")
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    environment = {**parallel.environment(), **place, "MASTER_PORT": str(parallel.free_port()), "DS_ACCELERATOR": "cpu"}
+    command = [sys.executable, deepspeed_run.__file__, str(stage), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(f"trained at stage {stage}") == len(deepspeed_run.CLASSES)
 
 
 @pytest.mark.slow
