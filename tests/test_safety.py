@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import math
 import random
 import shutil
 import signal
@@ -228,6 +229,39 @@ def test_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch, folder: 
     with pytest.raises(ValueError, match="the parameters of this ExtBertModel take"):
         ExtBertModel(ExtBertConfig(**SIZES))
     ExtBertModel.from_pretrained(folder)  # memory for what is in the file is the file's size
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "1000000\n"}, 1_000_000),  # a container with a tree of its own
+        ("0::/a/b\n", {"a/memory.max": "1000", "a/b/memory.max": "max"}, 1000),  # the limit of a group around it
+        ("0::/a/b\n", {"a/memory.max": "1000", "a/b/memory.max": "10"}, 10),
+        ("0::/a\n", {"a/memory.max": "max\n"}, math.inf),
+        ("0::/a\n", {}, math.inf),
+        ("0::/../a\n", {"memory.max": "7"}, 7),
+        ("7:cpu,cpuacct:/a\n5:memory:/a\n", {"memory/a/memory.limit_in_bytes": "2000", "memory.max": "3"}, 2000),
+        ("5:memory:/docker/f00\n", {"memory/memory.limit_in_bytes": "3000"}, 3000),  # a path of the machine's
+        ("5:memory:/a\n0::/a\n", {"memory/a/memory.limit_in_bytes": "400", "a/memory.max": "500"}, 400),
+        ("7:cpu:/a\n", {"memory/a/memory.limit_in_bytes": "400"}, math.inf),
+        (None, {"memory.max": "5"}, math.inf),
+    ],
+)
+def test_memory_of_a_container(lines: str | None, files: dict[str, str], expected: float, tmp_path: Path) -> None:
+    """Both versions of Linux's control groups."""
+    if lines is not None:
+        (tmp_path / "cgroup").write_text(lines)
+    for name, content in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(content)
+    assert safety.container_memory(tmp_path / "cgroup", tmp_path / "tree") == expected
+
+
+def test_what_a_container_allows_is_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "LARGE", 0)
+    monkeypatch.setattr(safety, "container_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="of this ExtBertModel take .* and there are 0.0 GB here"):
+        ExtBertModel(ExtBertConfig(**SIZES))
 
 
 # --- broken files -------------------------------------------------------------------------------------------------
