@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from harness import no_warning
 from hub_double import TOKEN, HubDouble
 from huggingface_hub import ModelCard, constants
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -185,6 +186,18 @@ def test_broken_connection_is_tried_again(request_: str, when: str, hub: HubDoub
     hub.break_times(request_, 1, when)
     assert run("push", folder, "me/mine", "--yes").exit_code == 0
     whole(hub, "me/mine", folder)
+
+
+def test_server_without_xet(hub: HubDouble, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client speaks Xet wherever it can; a server that cannot gets the files over plain HTTP."""
+    pytest.importorskip("hf_xet", reason="without it nothing is tried")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with no_warning(("Xet",)) as alarm:
+        assert run("push", folder, "me/mine", "--yes").exit_code == 0
+    assert any("(Xet) fails" in message and "404" in message for message in alarm.messages)
+    assert any("xet-write-token" in request for request in hub.requests)
+    whole(hub, "me/mine", folder)
+    assert constants.HF_HUB_DISABLE_XET is False
 
 
 def test_answer_of_the_commit_is_lost(hub: HubDouble, folder: Path) -> None:
