@@ -17,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from mutations import mutate_config, mutate_safetensors
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tiny_bert import BERT, bert, saved_bert
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
 from typer.testing import CliRunner
 
@@ -25,14 +26,6 @@ from hf_ext import ExtBertConfig, ExtBertModel, ExtLlamaConfig, ExtLlamaForCausa
 from hf_ext.cli.app import app
 from hf_ext.data.packages import fetch_package
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 ABSURD = [
     {"vocab_size": 10**12},
     {"hidden_size": 10**8},
@@ -44,8 +37,7 @@ ABSURD = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    ExtBertModel(ExtBertConfig(**SIZES)).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return saved_bert(tmp_path / "model", ExtBertModel)
 
 
 def rewrite(folder: Path, name: str = "config.json", **fields: object) -> None:
@@ -108,7 +100,7 @@ def test_pickle_runs_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_stock_class_is_as_it_was(tmp_path: Path) -> None:
-    BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
+    BertModel(BertConfig(**BERT)).save_pretrained(tmp_path)
     pickled(tmp_path)
     assert type(BertModel.from_pretrained(tmp_path)) is BertModel
 
@@ -176,7 +168,7 @@ def test_packages_are_named_not_commanded(name: str, version: str, sha256: str) 
 def test_absurd_sizes_are_refused_before_memory_is_taken(fields: dict, folder: Path) -> None:
     start = time.perf_counter()
     with pytest.raises(ValueError, match="Check the sizes|no model can be built"):
-        ExtBertModel(ExtBertConfig(**{**SIZES, **fields}))
+        bert(ExtBertModel, **fields)
     rewrite(folder, **fields)
     logging.disable(logging.CRITICAL)  # the library's table of shapes that differ
     try:
@@ -224,10 +216,10 @@ def test_models_of_any_real_size_can_be_described() -> None:
 def test_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     assert 2**28 < safety.physical_memory() < 2**50
     monkeypatch.setattr(safety, "LARGE", 0)
-    ExtBertModel(ExtBertConfig(**SIZES))
+    bert(ExtBertModel)
     monkeypatch.setattr(safety, "physical_memory", lambda: 1000)
     with pytest.raises(ValueError, match="the parameters of this ExtBertModel take"):
-        ExtBertModel(ExtBertConfig(**SIZES))
+        bert(ExtBertModel)
     ExtBertModel.from_pretrained(folder)  # memory for what is in the file is the file's size
 
 
@@ -261,7 +253,7 @@ def test_what_a_container_allows_is_what_there_is(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(safety, "LARGE", 0)
     monkeypatch.setattr(safety, "container_memory", lambda: 1000)
     with pytest.raises(ValueError, match="of this ExtBertModel take .* and there are 0.0 GB here"):
-        ExtBertModel(ExtBertConfig(**SIZES))
+        bert(ExtBertModel)
 
 
 # --- broken files -------------------------------------------------------------------------------------------------

@@ -13,22 +13,14 @@ import transformers
 from harness import no_warning
 from hub_double import TOKEN, HubDouble
 from huggingface_hub import ModelCard, constants
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+from tiny_bert import bert, saved_bert, tokenizer
+from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
-from hf_ext import ExtBertConfig, ExtBertForMaskedLM, push_self_contained
+from hf_ext import ExtBertForMaskedLM, push_self_contained
 from hf_ext.cli.app import app
 from hf_ext.hub import upload
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 SUMMARY = {"settings": {"model": "me/base", "data": "me/data", "task": "masked-lm", "method": "full"},
            "metrics": {"perplexity": 8.5}}  # fmt: skip
 
@@ -55,11 +47,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """What a fine-tuning run leaves, with things in it that are nobody's business."""
-    path = tmp_path / "model"
-    ExtBertForMaskedLM(ExtBertConfig(**SIZES)).save_pretrained(path)
-    made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(40)}, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="w0").save_pretrained(path)
+    path = saved_bert(tmp_path / "model")
+    tokenizer().save_pretrained(path)
     (path / "finetune.json").write_text(json.dumps(SUMMARY))
     for name in ("checkpoints/checkpoint-1/optimizer.pt", "training_args.bin", ".cache/secret", "runs/events"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +215,7 @@ def test_hub_that_is_gone_for_longer(request_: str, hub: HubDouble, folder: Path
 
 
 def test_push_to_hub_of_the_library(hub: HubDouble, tmp_path: Path) -> None:
-    model = ExtBertForMaskedLM(ExtBertConfig(**SIZES))
+    model = bert()
     model.push_to_hub("me/pushed", private=True)
     assert {"config.json", "model.safetensors"} <= set(hub.repositories["me/pushed"].files)
     assert hub.repositories["me/pushed"].private
@@ -237,7 +226,7 @@ def test_push_to_hub_of_the_library(hub: HubDouble, tmp_path: Path) -> None:
 
 
 def test_push_self_contained(hub: HubDouble) -> None:
-    done = push_self_contained(ExtBertForMaskedLM(ExtBertConfig(**SIZES)), "me/own")
+    done = push_self_contained(bert(), "me/own")
     assert done.commit_url.startswith(f"{hub.endpoint}/me/own/commit/")
     files = hub.repositories["me/own"].files
     assert {"modeling_bert.py", "config.json", "model.safetensors", "README.md"} <= set(files)
