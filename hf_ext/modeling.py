@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DistributedConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers import initialization as init
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
@@ -81,7 +82,8 @@ class ExtPreTrainedModel(PreTrainedModel):
 
     Initial values: a leaf module may carry `init_std`, which replaces the configuration's standard deviation for its
     weight; a module with computed buffers has `reset_buffers()`. Both are needed because the library calls
-    `_init_weights` leaf by leaf, and because buffers that are in no file come back from loading as raw memory.
+    `_init_weights` leaf by leaf, and because buffers that are in no file come back from loading as raw memory. A module
+    whose parameters are not trained has `is_fixed`.
     """
 
     config: ExtConfig
@@ -138,7 +140,11 @@ class ExtPreTrainedModel(PreTrainedModel):
                 f"{tuple(expected)} in the model{f', and {others} more differ' if others else ''}. Give the "
                 "configuration that belongs to the weights, or ignore_mismatched_sizes=True to start these anew."
             )
-        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        for module in model.modules():  # loading makes a parameter that wants a gradient of any float tensor
+            if getattr(module, "is_fixed", False):
+                module.requires_grad_(False)
+        return info
 
     def _move_missing_keys_from_meta_to_device(self, missing_keys: set[str], *args: object) -> None:
         # Everything that is in no file is allocated now, at the size that the configuration says.
@@ -152,6 +158,14 @@ class ExtPreTrainedModel(PreTrainedModel):
         # The library finds out by searching the source for its own habits; here every attention layer is a core.
         return True
 
+    def init_parallel_plans(self) -> None:
+        # A configuration's plans name the parts of the whole model. The library gives them to an encoder or a decoder
+        # inside it too, and warns of rules that match nothing there.
+        super().init_parallel_plans()
+        names = {replace_layer_number_by_wildcard(name) for name, _ in self.named_modules()}
+        for kind in ("_tp_plan", "_fsdp_plan", "_pp_plan"):
+            setattr(self, kind, {name: rule for name, rule in getattr(self, kind).items() if name in names})
+
     def _resolve_parallel_plans(self, distributed_config: DistributedConfig) -> tuple[dict[str, str], ...]:
         """The plans of the library, after a look at the heads: it would divide the width inside a head.
 
@@ -159,14 +173,16 @@ class ExtPreTrainedModel(PreTrainedModel):
             ValueError: tensor parallelism over a number of processes that does not divide the heads.
         """
         tp_plan, *others = super()._resolve_parallel_plans(distributed_config)
-        cores = [name for name, module in self.named_modules() if isinstance(module, AttentionCore)]
-        if any(name.startswith(f"{core}.") for name in tp_plan for core in cores):
-            for field in ("num_attention_heads", "num_key_value_heads"):
-                heads = getattr(self.config, field, None)
-                if heads and heads % distributed_config.tp_size:
+        cores = {name: module for name, module in self.named_modules() if isinstance(module, AttentionCore)}
+        for name, core in cores.items():
+            if not any(rule.startswith(f"{name}.") for rule in tp_plan):
+                continue
+            for field, heads in core.head_counts.items():
+                if heads % distributed_config.tp_size:
                     raise ValueError(
-                        f"{field} ({heads}) cannot be divided among tp_size={distributed_config.tp_size} processes: "
-                        "each needs whole heads. Use fewer processes, or a tp_plan without the attention layers."
+                        f"{field} ({heads}) of {name} cannot be divided among tp_size={distributed_config.tp_size} "
+                        "processes: each needs whole heads. Use fewer processes, or a tp_plan without the attention "
+                        "layers."
                     )
         return tp_plan, *others
 

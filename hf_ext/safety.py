@@ -33,6 +33,37 @@ def physical_memory() -> float:
         return math.inf
 
 
+def container_memory(groups: Path = Path("/proc/self/cgroup"), tree: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that the control groups of this process, and those around them, may take; infinite without a limit.
+
+    Args:
+        groups: a line "number:controllers:path" for each hierarchy; version 2 has one, without controllers.
+        tree: where the hierarchies are mounted. A container may see its own group as the root of the tree, and as the
+            path one that only the machine has.
+    """
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:  # not Linux
+        return math.inf
+    limits = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (tree / "memory", "memory.limit_in_bytes") if controllers else (tree, "memory.max")
+        place = root / path.lstrip("/")
+        for group in (place, *place.parents):
+            if group.is_relative_to(root):
+                with contextlib.suppress(OSError, ValueError):  # no such group here; "max"
+                    limits.append(int((group / name).read_text()))
+    return min(limits)
+
+
+def memory() -> float:
+    """Bytes that this process can have."""
+    return min(physical_memory(), container_memory())
+
+
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -59,11 +90,11 @@ def sizes_that_exist() -> Iterator[None]:
 
 
 def refuse_more_than_memory(needed: int, what: str) -> None:
-    """Raise ValueError if `needed` bytes are more than the machine has."""
-    there = physical_memory()
+    """Raise ValueError if `needed` bytes are more than the machine, or the container, has."""
+    there = memory()
     if needed > there:
         raise ValueError(
-            f"{what} take {needed / 1e9:,.1f} GB, and this machine has {there / 1e9:,.1f} GB. Check the sizes in the "
+            f"{what} take {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f} GB here. Check the sizes in the "
             "configuration; a model that is meant to be that large is built on the meta device, or loaded with "
             "device_map and offloading."
         )

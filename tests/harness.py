@@ -1919,6 +1919,12 @@ HEADS_OF_THEIR_OWN = (
 )  # a new head over a pretrained base model
 
 
+def nf4(**more: object) -> BitsAndBytesConfig:
+    """QLoRA's 4-bit layers, computing in fp32 to be comparable."""
+    precise = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.float32}
+    return BitsAndBytesConfig(load_in_4bit=True, **precise, **more)
+
+
 def check_quantised(subject: Subject, bits: int) -> None:
     """Quantising the head or a tied matrix costs quality; quantising less than the stock class costs memory."""
     import bitsandbytes
@@ -1931,9 +1937,7 @@ def check_quantised(subject: Subject, bits: int) -> None:
     randomise(source)
     folder = scratch()
     source.save_pretrained(folder)
-    options = BitsAndBytesConfig(
-        load_in_4bit=bits == 4, load_in_8bit=bits == 8, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-    )
+    options = nf4() if bits == 4 else BitsAndBytesConfig(load_in_8bit=True)
     kinds = (bitsandbytes.nn.Linear4bit, bitsandbytes.nn.Linear8bitLt)
     comparable = subject.case.stock_quantises
     models = []

@@ -1,4 +1,4 @@
-"""Two processes on the CPU: tensor, pipeline and data parallelism of every registered language model.
+"""Two processes on the CPU: tensor, pipeline and data parallelism of every registered architecture.
 
 `run()` starts the processes once and lets each go through all of `WORK`; `tests/test_parallel.py` reports what they
 found. A process compares its share with the whole model, which it loads as well.
@@ -30,6 +30,7 @@ from harness import (
     build,
     gradients,
     no_dropout,
+    one_per_architecture,
     scratch,
     state,
     stock_folder,
@@ -54,23 +55,41 @@ def language_models(configs: str = "one") -> list[Subject]:
     return subjects("causal", "masked", configs=configs)
 
 
+def trained() -> list[Subject]:
+    """The language models, and one class of every encoder-decoder, vision model and pair of towers."""
+    return language_models() + one_per_architecture("seq2seq", "pair", "image_row")
+
+
+def sharded() -> list[Subject]:
+    """Those without a parameter of no dimension, which torch does not shard: the temperature of a pair of towers."""
+    return language_models() + one_per_architecture("seq2seq", "image_row")
+
+
 def has_plan(subject: Subject) -> bool:
     """Whether the model says how its layers are split."""
     return bool(subject.our_config.base_model_tp_plan)
 
 
+def head_counts(fields: dict) -> list[int]:
+    """Numbers of heads in a configuration and those inside it."""
+    inner = [count for value in fields.values() if isinstance(value, dict) for count in head_counts(value)]
+    return inner + [x for name, x in fields.items() if isinstance(x, int) and re.search(r"_heads?$", name)]
+
+
 def heads_divide(subject: Subject) -> bool:
     """Whether each process gets whole heads; a plan may also leave attention whole, on every process."""
     config = subject.our_config(**subject.fields)
-    if not any("attn." in name or "attention." in name for name in config.base_model_tp_plan):
+    if not any("attn." in name or "attention." in name.lower() for name in config.base_model_tp_plan):
         return True
-    counts = (config.num_attention_heads, getattr(config, "num_key_value_heads", None))
-    return all(count % PROCESSES == 0 for count in counts if count)
+    return all(count % PROCESSES == 0 for count in head_counts(config.to_dict()))
 
 
 def planned() -> list[Subject]:
-    """Every configuration of the models with a plan."""
-    return [s for s in subjects("causal") if has_plan(s)]
+    """The models with a plan: causal ones in every configuration, the others in one whose heads can be divided."""
+    others = {s.class_name for s in trained()} - {s.class_name for s in language_models()}
+    whole_heads = subjects(where=lambda s: s.class_name in others and has_plan(s) and heads_divide(s))
+    one_each = {s.class_name: s for s in reversed(whole_heads)}
+    return [s for s in subjects("causal") if has_plan(s)] + list(one_each.values())[::-1]
 
 
 def whole(x: Tensor) -> Tensor:
@@ -78,15 +97,19 @@ def whole(x: Tensor) -> Tensor:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def step(model: nn.Module, inputs: dict, labels: dict) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Logits of a forward pass, loss of a training step, and all its gradients."""
+def step(subject: Subject, model: nn.Module, inputs: dict, labels: dict) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Logits (of a pair of towers, the embeddings) of a forward pass, loss of a training step, and its gradients,
+    without those of fixed positions: loading makes them trained ones, in the official class too, but not in parts."""
     model.eval()
     with torch.no_grad():
-        logits = model(**inputs, skip_padding=False).logits
+        output = model(**inputs, **({"skip_padding": False} if subject.kind in ("causal", "masked", "seq2seq") else {}))
+    rows = torch.cat([output.text_embeds, output.image_embeds], -1) if subject.kind == "pair" else output.logits
     model.train()
     loss = model(**inputs, **labels).loss
     loss.backward()
-    return logits, loss.detach(), {name: whole(x) for name, x in gradients(model).items()}
+    fixed = subject.head.without_gradient
+    found = {n: whole(x) for n, x in gradients(model).items() if not any(re.fullmatch(p, n) for p in fixed)}
+    return rows, loss.detach(), found
 
 
 def compare(actual: tuple, expected: tuple, what: str) -> None:
@@ -97,16 +120,25 @@ def compare(actual: tuple, expected: tuple, what: str) -> None:
         assert_close(actual[2][name], reference, f"{what}, gradient of {name}")
 
 
-def share_of_labels(subject: Subject, labels: dict) -> Tensor:
-    """What each process divides its loss by, if all average their gradients: the labels of all, per process."""
-    counted = labels["labels"][:, 1:] if subject.kind == "causal" else labels["labels"]
-    return (counted != IGNORED).sum() / PROCESSES
+def share(subject: Subject, inputs: dict, labels: dict) -> tuple[dict, dict]:
+    """Inputs and labels of this process: two of four rows, and what a loss over tokens is divided by if all processes
+    average their gradients: the labels of all, per process."""
+    rows = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
+    part, targets = (
+        {name: x[rows] if isinstance(x, Tensor) else x for name, x in given.items()} for given in (inputs, labels)
+    )
+    if "labels" in labels and labels["labels"].dim() == 2:
+        counted = labels["labels"][:, 1:] if subject.kind == "causal" else labels["labels"]
+        targets["num_items_in_batch"] = (counted != IGNORED).sum() / PROCESSES
+    return part, targets
 
 
 def load_split(subject: Subject, **sizes: object) -> nn.Module:
     """Our model, loaded from its file into its place among the processes."""
     folder = stock_folder(subject)
-    config = subject.our_config.from_pretrained(folder, **no_dropout(subject))
+    config = subject.our_config.from_pretrained(folder)
+    for name, value in no_dropout(subject).items():
+        subject.case.assign(config, name, value)
     return subject.ours.from_pretrained(folder, config=config, distributed_config=DistributedConfig(**sizes))
 
 
@@ -122,12 +154,15 @@ def check_tensor(subject: Subject) -> None:
     model = load_split(subject, tp_size=PROCESSES, tp_plan="auto")
     reference = build(subject.ours, subject, **no_dropout(subject))
     assert any(isinstance(x, DTensor) for x in model.parameters())
-    for padding in ("none", "right"):
+    for padding in subject.patterns("none", "right"):
         inputs = subject.inputs(reference.config, padding)
         labels = subject.labels(reference.config, inputs)
-        compare(step(model, inputs, labels), step(reference, inputs, labels), padding)
-    prompt = inputs["input_ids"][:2]
-    for options in ({}, {"num_beams": 2}, {"cache_implementation": "static"}):
+        compare(step(subject, model, inputs, labels), step(subject, reference, inputs, labels), padding)
+    if not subject.generates:
+        return
+    prompt = inputs[subject.reads][:2]
+    ways = ({}, {"num_beams": 2}, {"cache_implementation": "static"})
+    for options in ways if subject.kind == "causal" else ways[:1]:
         tokens = [m.eval().generate(prompt, max_new_tokens=5, min_new_tokens=5, **options) for m in (model, reference)]
         assert torch.equal(*tokens), options
 
@@ -148,11 +183,18 @@ def check_pipeline(subject: Subject) -> None:
     assert torch.equal(*tokens)
 
 
+def shared_parameters(model: nn.Module) -> list[tuple[str, ...]]:
+    """Names of the parameters that have several, together."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [tuple(several) for several in names.values() if len(several) > 1]
+
+
 def shard(model: nn.Module) -> None:
     """FSDP2 as `accelerate` wraps: every class that is not to be split, then the whole."""
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    shared = set(model.get_input_embeddings().parameters()) if tied else set()
-    for module in list(model.modules()):
+    shared = {model.get_parameter(names[0]) for names in shared_parameters(model)}
+    for module in reversed(list(model.modules())):  # the inner ones first
         # A tied table belongs to two modules, and only the whole model holds both.
         if type(module).__name__ in model._no_split_modules and not shared & set(module.parameters()):
             fully_shard(module)
@@ -164,6 +206,7 @@ def check_sharded_files(subject: Subject) -> None:
     that is gathered from them is what one process has."""
     written, read = (build(subject.ours, subject) for _ in range(2))
     whole = {name: value.clone() for name, value in written.state_dict().items()}
+    ties = shared_parameters(written)
     with torch.no_grad():
         for parameter in read.parameters():
             parameter.zero_()
@@ -178,8 +221,7 @@ def check_sharded_files(subject: Subject) -> None:
     gathered = get_model_state_dict(read, options=StateDictOptions(full_state_dict=True))
     if dist.get_rank() == 0:
         assert_identical(gathered, whole, "gathered from the parts")
-    tied = written.get_input_embeddings().weight is written.get_output_embeddings().weight
-    assert (read.get_input_embeddings().weight is read.get_output_embeddings().weight) == tied
+    assert shared_parameters(read) == shared_parameters(written) == ties
 
 
 def check_sharded_data(subject: Subject) -> None:
@@ -191,61 +233,74 @@ def check_sharded_data(subject: Subject) -> None:
     assert all(isinstance(x, DTensor) for model in (by_hand, by_plan) for x in model.parameters())
     inputs = subject.inputs(reference.config, "right")
     labels = subject.labels(reference.config, inputs)
+    part, targets = share(subject, inputs, labels)
+    expected = step(subject, reference, inputs, labels)
     rows = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
-    part, targets = ({k: v[rows] for k, v in x.items()} for x in (inputs, labels))
-    targets["num_items_in_batch"] = share_of_labels(subject, labels)
-    expected = step(reference, inputs, labels)
     for model, what in ((by_hand, "by hand"), (by_plan, "by plan")):
-        logits, total, found = step(model, part, targets)
+        logits, total, found = step(subject, model, part, targets)
         dist.all_reduce(total)
         compare((logits, total / PROCESSES, found), (expected[0][rows], *expected[1:]), what)
 
 
 def check_data_parallel(subject: Subject) -> None:
     """DistributedDataParallel with checkpointing; it searches for unused parameters only where the official class has
-    some."""
+    some: BERT's pooler under heads that do not pool, and what else a case lists."""
     model, reference = (build(subject.ours, subject, **no_dropout(subject)) for _ in range(2))
     model.gradient_checkpointing_enable()
-    unused = bool(subject.head.without_gradient)
-    wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
+    wrapped = None
     for seed in (0, 1):  # the second step fails if the first one missed a parameter
         inputs = subject.inputs(reference.config, "right", seed=seed)
         labels = subject.labels(reference.config, inputs)
-        rows = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
-        part = {k: v[rows] for k, v in {**inputs, **labels}.items()}
-        model.zero_grad()
-        wrapped.train()(**part, num_items_in_batch=share_of_labels(subject, labels)).loss.backward()
-        expected = step(reference, inputs, labels)[2]
         reference.zero_grad()
-        for name, gradient in gradients(model).items():
-            assert_close(gradient, expected[name], f"gradient of {name}")
+        expected = step(subject, reference, inputs, labels)[2]
+        if wrapped is None:
+            unused = [n for n, p in reference.named_parameters() if p.requires_grad and p.grad is None]
+            assert all(any(re.fullmatch(x, name) for x in subject.head.without_gradient) for name in unused), unused
+            wrapped = nn.parallel.DistributedDataParallel(model, find_unused_parameters=bool(unused))
+        part, targets = share(subject, inputs, labels)
+        model.zero_grad()
+        wrapped.train()(**part, **targets).loss.backward()
+        for name, reached in expected.items():
+            assert_close(model.get_parameter(name).grad, reached, f"gradient of {name}")
 
 
 WORK: dict[str, tuple[Callable[[Subject], None], Callable[[], list[Subject]]]] = {
     "tensor": (check_tensor, planned),
     "pipeline": (check_pipeline, lambda: [s for s in language_models() if has_plan(s)]),
-    "sharded_data": (check_sharded_data, language_models),
-    "sharded_files": (check_sharded_files, language_models),
-    "data_parallel": (check_data_parallel, language_models),
+    "sharded_data": (check_sharded_data, sharded),
+    "sharded_files": (check_sharded_files, sharded),
+    "data_parallel": (check_data_parallel, trained),
 }
 
 
-def jobs() -> list[tuple[str, Subject]]:
+def is_extra(name: str, subject: Subject) -> bool:
+    """Whether a job is for slow tests: the blocks, and what is around them, are those of another architecture."""
+    return (
+        subject.kind in ("seq2seq", "image_row")
+        and subject.case.blocks_of is not None
+        and subject.model_type != "ext_marian"  # which has tables of its own
+        and name != "data_parallel"
+    )
+
+
+def jobs(extra: bool = False) -> list[tuple[str, Subject]]:
     """What there is to do, in the order in which it is done."""
-    return [(name, subject) for name, (_, found) in WORK.items() for subject in found()]
+    every = [(name, subject) for name, (_, found) in WORK.items() for subject in found()]
+    return [job for job in every if is_extra(*job) == extra]
 
 
-def work(rank: int, address: str, folder: Path) -> None:
+def work(rank: int, address: str, folder: Path, extra: bool) -> None:
     """One process: every job, and what went wrong in it."""
+    todo = jobs(extra)
     torch.set_num_threads(1)
     harness.set_folder(folder)
-    for _, subject in jobs():
+    for _, subject in todo:
         stock_folder(subject)  # now, since later only the first process would write
     dist.init_process_group(
         "gloo", init_method=address, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=300)
     )
     failures = {}
-    for name, subject in jobs():
+    for name, subject in todo:
         torch.manual_seed(0)
         said = io.StringIO()
         try:
@@ -266,15 +321,17 @@ def free_port() -> int:
 
 def environment() -> dict[str, str]:
     """For processes that import this checkout, each on one thread."""
-    return {**os.environ, "PYTHONPATH": str(Path(hf_ext.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    search = [str(Path(hf_ext.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
 
 
-def run(folder: Path, seconds: float = 900) -> dict[str, str]:
+def run(folder: Path, extra: bool = False, seconds: float = 900) -> dict[str, str]:
     """Start the processes, wait for them, and return what failed: name of the job -> why."""
     port, running = free_port(), []
     for rank in range(PROCESSES):
         (folder / str(rank)).mkdir()
-        command = [sys.executable, __file__, str(rank), f"tcp://localhost:{port}", str(folder / str(rank))]
+        place = str(folder / str(rank))
+        command = [sys.executable, __file__, str(rank), f"tcp://localhost:{port}", place, *["extra"] * extra]
         with open(folder / str(rank) / "log", "w") as log:
             running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment()))
     failures = {}
@@ -334,4 +391,4 @@ if __name__ == "__main__":
         if int(os.environ["RANK"]) == 0:
             torch.save(found, place / "results.pt")
     else:
-        work(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+        work(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), "extra" in sys.argv)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard, metadata_load
 from huggingface_hub.repocard_data import model_index_to_eval_results
+from tiny_bert import BERT, bert, saved_bert
 
 from hf_ext import (
-    ExtBertConfig,
-    ExtBertForMaskedLM,
     ExtBertForSequenceClassification,
     ExtViTConfig,
     ExtViTModel,
@@ -20,14 +19,6 @@ from hf_ext import (
 )
 from hf_ext.hub.card import PIPELINE_TAGS, auto_class_of, model_card, write_card
 
-BERT = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 SUMMARY = {
     "settings": {
         "model": "google-bert/bert-base-uncased",
@@ -40,7 +31,7 @@ SUMMARY = {
 
 
 def saved(folder: Path, summary: dict | None = None, cls: type = ExtBertForSequenceClassification) -> Path:
-    cls(ExtBertConfig(**BERT)).save_pretrained(folder)
+    saved_bert(folder, cls)
     if summary is not None:
         (folder / "finetune.json").write_text(json.dumps(summary))
     return folder
@@ -75,7 +66,7 @@ def test_metadata_survives_the_hub_client(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["official", "self_contained"])
 def test_how_to_load_without_the_package(kind: str, tmp_path: Path) -> None:
-    model = ExtBertForMaskedLM(ExtBertConfig(**BERT))
+    model = bert()
     if kind == "official":
         card = model_card(export_official(model, tmp_path / "m"), "me/mine")
     else:
@@ -100,7 +91,7 @@ def test_a_card_that_a_person_wrote_stays(tmp_path: Path) -> None:
     folder = saved(tmp_path / "m")
     (folder / "README.md").write_text("mine")
     assert write_card(folder).read_text() == "mine"
-    export_self_contained(ExtBertForMaskedLM(ExtBertConfig(**BERT)), folder, overwrite=True)
+    export_self_contained(bert(), folder, overwrite=True)
     assert (folder / "README.md").read_text() == "mine"
 
 

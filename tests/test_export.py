@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_bert import BERT, bert
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -32,19 +33,7 @@ from hf_ext import (
 from hf_ext.hub import folders
 from hf_ext.hub.official import official_config
 
-BERT = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 LLAMA = {**BERT, "num_key_value_heads": 1}
-
-
-def bert(**fields: object) -> ExtBertForMaskedLM:
-    return ExtBertForMaskedLM(ExtBertConfig(**{**BERT, **fields})).eval()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -67,7 +56,7 @@ def old_folder(tmp_path: Path) -> Path:
     ("make", "stock"),
     [
         (bert, BertForMaskedLM),
-        (lambda: ExtBertModel(ExtBertConfig(**BERT)).eval(), BertModel),
+        (lambda: bert(ExtBertModel), BertModel),
         (lambda: ExtLlamaForCausalLM(ExtLlamaConfig(**LLAMA)).eval(), LlamaForCausalLM),
         (lambda: ExtLlamaForCausalLM(ExtLlamaConfig(**LLAMA, tie_word_embeddings=True)).eval(), LlamaForCausalLM),
         (lambda: ExtLlamaForQuestionAnswering(ExtLlamaConfig(**LLAMA)).eval(), LlamaForQuestionAnswering),

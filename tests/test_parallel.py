@@ -2,30 +2,41 @@
 
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 
+import deepspeed_run
 import parallel
 import pytest
 import torch
 from filelock import FileLock
-from harness import assert_close, build
-from parallel import jobs, language_models
+from harness import BASES, Subject, assert_close, build, subjects
+from parallel import is_extra, jobs, language_models
 from torch import nn
 from transformers import PreTrainedConfig
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
+
+import hf_ext
 
 WITH_STAGES = [s for s in language_models() if s.our_config.base_model_pp_plan]
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory) -> dict[str, str]:
-    """What failed in the two processes, which run once for all workers of a test run."""
-    folder = tmp_path_factory.getbasetemp()
+def failures(tmp_path_factory) -> Callable[[bool], dict[str, str]]:
+    """Starts the two processes, which run once for all workers of a test run; what failed in them."""
+    shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    found = folder / "two_processes.json"
-    with FileLock(f"{found}.lock"):
-        if not found.exists():
-            found.write_text(json.dumps(parallel.run(tmp_path_factory.mktemp("processes"))))
-    return json.loads(found.read_text())
+        shared = shared.parent
+
+    def found(extra: bool) -> dict[str, str]:
+        kept = shared / f"two_processes{extra:d}.json"
+        with FileLock(f"{kept}.lock"):
+            if not kept.exists():
+                kept.write_text(json.dumps(parallel.run(tmp_path_factory.mktemp("processes"), extra)))
+        return json.loads(kept.read_text())
+
+    return found
 
 
 COLUMNS = {
@@ -37,14 +48,33 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "subject"),
-    [pytest.param(*job, marks=pytest.mark.matrix(COLUMNS[job[0]])) for job in jobs()],
-    ids=str,
-)
+def marked(name: str, subject: Subject) -> object:
+    """A job as a parameter, with its column of the README's table."""
+    slow = [pytest.mark.slow] if is_extra(name, subject) else []
+    return pytest.param(name, subject, marks=[pytest.mark.matrix(COLUMNS[name]), *slow])
+
+
+@pytest.mark.parametrize(("name", "subject"), [marked(*job) for job in jobs() + jobs(extra=True)], ids=str)
 def test_in_two_processes(name, subject, failures):
-    assert f"{name}-{subject}" not in failures, failures[f"{name}-{subject}"]
-    assert "processes" not in failures, failures["processes"]
+    found = failures(is_extra(name, subject))
+    assert f"{name}-{subject}" not in found, found[f"{name}-{subject}"]
+    assert "processes" not in found, found["processes"]
+
+
+@pytest.mark.parametrize("model_type", hf_ext.architectures())
+def test_plans_of_configurations_name_what_is_there(model_type):
+    """A model drops the rules that match nothing in it, since its parts are given them all; so each must match in the
+    whole, in one of the configurations, be it one of the architecture that the plan is inherited from."""
+    own = hf_ext.architectures()[model_type].config_class
+    plans = {"tp": own.base_model_tp_plan or {}, "fsdp": own.base_model_fsdp_plan or {}}
+    names = set()
+    for subject in subjects(*BASES, where=lambda s: issubclass(own, s.our_config)):
+        config = subject.our_config(**subject.fields)
+        with torch.device("meta"):
+            names |= {replace_layer_number_by_wildcard(name) for name, _ in subject.ours(config).named_modules()}
+    assert plans["fsdp"], "nothing is sharded"
+    for kind, plan in plans.items():
+        assert set(plan) <= names, f"{kind}: {sorted(set(plan) - names)} match nothing"
 
 
 @pytest.mark.parametrize("subject", language_models(), ids=str)
@@ -97,6 +127,19 @@ def test_stages_by_the_plan(subject):
     used = [getattr(owner, name) for owner, name in zip(owners, plan, strict=True)]
     planned = {id(p) for module in used for p in module.parameters()}
     assert all(id(p) in planned for p in model.parameters()), "parameters that belong to no stage"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed(stage, tmp_path):
+    """Its first run compiles an operator, which takes minutes."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not among the requirements")
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    environment = {**parallel.environment(), **place, "MASTER_PORT": str(parallel.free_port()), "DS_ACCELERATOR": "cpu"}
+    command = [sys.executable, deepspeed_run.__file__, str(stage), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(f"trained at stage {stage}") == len(deepspeed_run.CLASSES)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import math
 import random
 import shutil
 import signal
@@ -16,6 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from mutations import mutate_config, mutate_safetensors
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tiny_bert import BERT, bert, saved_bert
 from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel
 from typer.testing import CliRunner
 
@@ -24,14 +26,6 @@ from hf_ext import ExtBertConfig, ExtBertModel, ExtLlamaConfig, ExtLlamaForCausa
 from hf_ext.cli.app import app
 from hf_ext.data.packages import fetch_package
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 ABSURD = [
     {"vocab_size": 10**12},
     {"hidden_size": 10**8},
@@ -43,8 +37,7 @@ ABSURD = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    ExtBertModel(ExtBertConfig(**SIZES)).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return saved_bert(tmp_path / "model", ExtBertModel)
 
 
 def rewrite(folder: Path, name: str = "config.json", **fields: object) -> None:
@@ -107,7 +100,7 @@ def test_pickle_runs_nothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_stock_class_is_as_it_was(tmp_path: Path) -> None:
-    BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
+    BertModel(BertConfig(**BERT)).save_pretrained(tmp_path)
     pickled(tmp_path)
     assert type(BertModel.from_pretrained(tmp_path)) is BertModel
 
@@ -175,7 +168,7 @@ def test_packages_are_named_not_commanded(name: str, version: str, sha256: str) 
 def test_absurd_sizes_are_refused_before_memory_is_taken(fields: dict, folder: Path) -> None:
     start = time.perf_counter()
     with pytest.raises(ValueError, match="Check the sizes|no model can be built"):
-        ExtBertModel(ExtBertConfig(**{**SIZES, **fields}))
+        bert(ExtBertModel, **fields)
     rewrite(folder, **fields)
     logging.disable(logging.CRITICAL)  # the library's table of shapes that differ
     try:
@@ -223,11 +216,44 @@ def test_models_of_any_real_size_can_be_described() -> None:
 def test_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     assert 2**28 < safety.physical_memory() < 2**50
     monkeypatch.setattr(safety, "LARGE", 0)
-    ExtBertModel(ExtBertConfig(**SIZES))
+    bert(ExtBertModel)
     monkeypatch.setattr(safety, "physical_memory", lambda: 1000)
     with pytest.raises(ValueError, match="the parameters of this ExtBertModel take"):
-        ExtBertModel(ExtBertConfig(**SIZES))
+        bert(ExtBertModel)
     ExtBertModel.from_pretrained(folder)  # memory for what is in the file is the file's size
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "1000000\n"}, 1_000_000),  # a container with a tree of its own
+        ("0::/a/b\n", {"a/memory.max": "1000", "a/b/memory.max": "max"}, 1000),  # the limit of a group around it
+        ("0::/a/b\n", {"a/memory.max": "1000", "a/b/memory.max": "10"}, 10),
+        ("0::/a\n", {"a/memory.max": "max\n"}, math.inf),
+        ("0::/a\n", {}, math.inf),
+        ("0::/../a\n", {"memory.max": "7"}, 7),
+        ("7:cpu,cpuacct:/a\n5:memory:/a\n", {"memory/a/memory.limit_in_bytes": "2000", "memory.max": "3"}, 2000),
+        ("5:memory:/docker/f00\n", {"memory/memory.limit_in_bytes": "3000"}, 3000),  # a path of the machine's
+        ("5:memory:/a\n0::/a\n", {"memory/a/memory.limit_in_bytes": "400", "a/memory.max": "500"}, 400),
+        ("7:cpu:/a\n", {"memory/a/memory.limit_in_bytes": "400"}, math.inf),
+        (None, {"memory.max": "5"}, math.inf),
+    ],
+)
+def test_memory_of_a_container(lines: str | None, files: dict[str, str], expected: float, tmp_path: Path) -> None:
+    """Both versions of Linux's control groups."""
+    if lines is not None:
+        (tmp_path / "cgroup").write_text(lines)
+    for name, content in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(content)
+    assert safety.container_memory(tmp_path / "cgroup", tmp_path / "tree") == expected
+
+
+def test_what_a_container_allows_is_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "LARGE", 0)
+    monkeypatch.setattr(safety, "container_memory", lambda: 1000)
+    with pytest.raises(ValueError, match="of this ExtBertModel take .* and there are 0.0 GB here"):
+        bert(ExtBertModel)
 
 
 # --- broken files -------------------------------------------------------------------------------------------------

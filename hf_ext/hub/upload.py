@@ -1,15 +1,19 @@
 """Files onto the Hub: what of a folder goes there, and one commit that is made whole or not at all."""
 
+import contextlib
 import fnmatch
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx2  # what huggingface_hub itself speaks by; its errors are not wrapped
 from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 # What lies beside a model and belongs to the run that made it, not to the model. Pickles run code where they are read.
 LEFT_HERE = ("checkpoints/*", "checkpoint-*/*", "runs/*", "training_args.bin", "optimizer.pt", "scheduler.pt")
@@ -47,8 +51,9 @@ def upload_files(
 ) -> CommitInfo:
     """Upload files as one commit into a model repository, which is made if there is none.
 
-    A connection that breaks is tried again. What has been uploaded before it broke is not sent a second time, and no
-    reader ever sees a part of the files.
+    Large files go through Xet where `hf_xet` is installed; where that fails, as with a server that has none, over plain
+    HTTP. A connection that breaks is tried again. What has been uploaded before it broke is not sent a second time, and
+    no reader ever sees a part of the files.
 
     Args:
         files: path in the repository -> file, or its content.
@@ -76,9 +81,15 @@ def upload_files(
                 f"the Hub refuses {repo_id} (HTTP {status}: {error.server_message or 'no reason given'}). Check the "
                 "name, and that your token may write there: hf auth whoami."
             ) from error
-        except (httpx2.TransportError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not isinstance(error.__cause__, httpx2.TransportError):
-                raise  # the client wraps what breaks an upload of a large file
+        except (httpx2.TransportError, RuntimeError, ConnectionError, TimeoutError) as error:
+            # The client wraps what breaks an upload of a large file. What comes without that is from Xet, which the
+            # client takes to be there, whatever the server.
+            if not isinstance(error, httpx2.TransportError) and not isinstance(error.__cause__, httpx2.TransportError):
+                if constants.HF_HUB_DISABLE_XET:
+                    raise
+                logger.warning(f"the Hub's storage for large files (Xet) fails ({error}); they go over plain HTTP.")
+                with without_xet():
+                    return upload_files(files, repo_id, private=private, token=token, commit_message=commit_message)
             if attempt == TRIES:
                 raise OSError(
                     f"the connection to {api.endpoint} broke ({error.__cause__ or error}). The repository is as it "
@@ -86,6 +97,17 @@ def upload_files(
                 ) from error
             time.sleep(WAIT * attempt)
     raise AssertionError("the last try returns or raises")
+
+
+@contextlib.contextmanager
+def without_xet() -> Iterator[None]:
+    """Large files go over plain HTTP."""
+    before = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_DISABLE_XET = before
 
 
 def commit(

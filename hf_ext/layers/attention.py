@@ -150,6 +150,8 @@ class AttentionCore(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.head_dim = head_dim
+        # Of the whole layer, by the usual names of their fields; a process of several may hold a part of them.
+        self.head_counts = {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads or num_heads}
         self.num_key_value_groups = num_heads // (num_kv_heads or num_heads)  # the library's kernels read this name
         self.is_causal = is_causal
         self.attention_dropout = dropout or 0.0

@@ -36,6 +36,15 @@ def sinusoids(positions: int, width: int, *, device: torch.device | None = None)
     return angles.float()
 
 
+def placed_as(parameter: Tensor, values: Tensor) -> Tensor:
+    """Values that each process has whole, spread over the processes as a parameter is; unchanged where it is whole."""
+    if not hasattr(parameter, "device_mesh"):
+        return values
+    from torch.distributed.tensor import distribute_tensor  # not every build of torch has it
+
+    return distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs (x_i, x_{i + R/2}) by the angles that `RotaryEmbedding` gives.
 
@@ -215,6 +224,11 @@ class Alibi:
 
 
 STEPS = 256  # decoding computes the buckets of its keys once in as many steps
+
+
+class RelativeBias(nn.Embedding):
+    """The table (buckets, H) of `RelativeBuckets`, a class of its own to be sharded as a unit: the block that holds it
+    is not the only one that uses it."""
 
 
 class RelativeBuckets:

@@ -491,7 +491,7 @@ def test_quiet_leaves_the_logging_as_it_was():
 def test_launch_commands_of_the_readme():
     """Every flag is one of the installed launchers, and what is launched is a command of ours."""
     found = re.findall(r"<!-- launch -->\n```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(found) == 3
+    assert len(found) == 4
     for command in found:
         words = [word for word in shlex.split(command.replace("\\\n", "")) if "ACCELERATE_USE_CPU" not in word]
         is_torchrun = words[0] == "torchrun"

@@ -1,12 +1,15 @@
 """Trainer, adapters, quantised training, placing and ONNX over every architecture (`ecosystem.py`)."""
 
 import contextlib
+import json
 from pathlib import Path
 
 import ecosystem
+import killed_run
 import pytest
+import torch
 from ecosystem import ADAPTERS, NEW_TOKENS, PROMPTS, StockFails
-from harness import Subject, one_per_architecture
+from harness import Subject, flat, one_per_architecture, subjects
 from matrix import AS_STOCK, END, START, YES
 
 import hf_ext
@@ -51,6 +54,27 @@ def test_bf16(subject):
 @over(one_per_architecture(*MAIN[:4], where=lambda s: s.model_type in ("ext_bert", "ext_llama", "ext_t5", "ext_vit")))
 def test_torch_compile(subject):
     ecosystem.check_torch_compile(subject)
+
+
+@pytest.mark.parametrize(
+    "class_name", ["ExtBertForMaskedLM", pytest.param("ExtGPT2LMHeadModel", marks=pytest.mark.slow)]
+)
+def test_a_killed_trainer_resumes_to_the_uninterrupted_run(class_name, tmp_path):
+    """Weights, optimizer, random numbers and logged losses are bit-equal, after a kill in the middle of an epoch. The
+    encoder computes on real tokens only."""
+    (subject,) = subjects(configs="one", where=lambda s: s.class_name == class_name)
+    killed_run.run_killed(subject, tmp_path / "killed")
+    kept = sorted(place.name for place in (tmp_path / "killed").glob("checkpoint-*"))
+    assert kept[-1] == f"checkpoint-{killed_run.KEPT}"
+    killed_run.run(subject, tmp_path / "killed", resume=True)
+    killed_run.run(subject, tmp_path / "whole")
+    resumed, whole = (tmp_path / name / f"checkpoint-{killed_run.STEPS}" for name in ("killed", "whole"))
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        found, expected = (torch.load(folder / name, weights_only=False) for folder in (resumed, whole))
+        assert flat(found) == flat(expected), name
+    logs = [json.loads((folder / "trainer_state.json").read_text())["log_history"] for folder in (resumed, whole)]
+    assert logs[0] == logs[1] and len(logs[0]) == killed_run.STEPS
 
 
 @matrix("label smoothing")

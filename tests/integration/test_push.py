@@ -10,24 +10,17 @@ import huggingface_hub
 import pytest
 import torch
 import transformers
+from harness import no_warning
 from hub_double import TOKEN, HubDouble
 from huggingface_hub import ModelCard, constants
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+from tiny_bert import bert, saved_bert, tokenizer
+from transformers import AutoModelForMaskedLM
 from typer.testing import CliRunner
 
-from hf_ext import ExtBertConfig, ExtBertForMaskedLM, push_self_contained
+from hf_ext import ExtBertForMaskedLM, push_self_contained
 from hf_ext.cli.app import app
 from hf_ext.hub import upload
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 SUMMARY = {"settings": {"model": "me/base", "data": "me/data", "task": "masked-lm", "method": "full"},
            "metrics": {"perplexity": 8.5}}  # fmt: skip
 
@@ -54,11 +47,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """What a fine-tuning run leaves, with things in it that are nobody's business."""
-    path = tmp_path / "model"
-    ExtBertForMaskedLM(ExtBertConfig(**SIZES)).save_pretrained(path)
-    made = Tokenizer(models.WordLevel({f"w{i}": i for i in range(40)}, unk_token="w0"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="w0").save_pretrained(path)
+    path = saved_bert(tmp_path / "model")
+    tokenizer().save_pretrained(path)
     (path / "finetune.json").write_text(json.dumps(SUMMARY))
     for name in ("checkpoints/checkpoint-1/optimizer.pt", "training_args.bin", ".cache/secret", "runs/events"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -187,6 +177,18 @@ def test_broken_connection_is_tried_again(request_: str, when: str, hub: HubDoub
     whole(hub, "me/mine", folder)
 
 
+def test_server_without_xet(hub: HubDouble, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client speaks Xet wherever it can; a server that cannot gets the files over plain HTTP."""
+    pytest.importorskip("hf_xet", reason="without it nothing is tried")
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    with no_warning(("Xet",)) as alarm:
+        assert run("push", folder, "me/mine", "--yes").exit_code == 0
+    assert any("(Xet) fails" in message and "404" in message for message in alarm.messages)
+    assert any("xet-write-token" in request for request in hub.requests)
+    whole(hub, "me/mine", folder)
+    assert constants.HF_HUB_DISABLE_XET is False
+
+
 def test_answer_of_the_commit_is_lost(hub: HubDouble, folder: Path) -> None:
     """The commit is made twice, with the same files."""
     hub.break_times("POST .*/commit/", 1, "after")
@@ -213,7 +215,7 @@ def test_hub_that_is_gone_for_longer(request_: str, hub: HubDouble, folder: Path
 
 
 def test_push_to_hub_of_the_library(hub: HubDouble, tmp_path: Path) -> None:
-    model = ExtBertForMaskedLM(ExtBertConfig(**SIZES))
+    model = bert()
     model.push_to_hub("me/pushed", private=True)
     assert {"config.json", "model.safetensors"} <= set(hub.repositories["me/pushed"].files)
     assert hub.repositories["me/pushed"].private
@@ -224,7 +226,7 @@ def test_push_to_hub_of_the_library(hub: HubDouble, tmp_path: Path) -> None:
 
 
 def test_push_self_contained(hub: HubDouble) -> None:
-    done = push_self_contained(ExtBertForMaskedLM(ExtBertConfig(**SIZES)), "me/own")
+    done = push_self_contained(bert(), "me/own")
     assert done.commit_url.startswith(f"{hub.endpoint}/me/own/commit/")
     files = hub.repositories["me/own"].files
     assert {"modeling_bert.py", "config.json", "model.safetensors", "README.md"} <= set(files)

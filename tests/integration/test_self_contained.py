@@ -12,40 +12,19 @@ from pathlib import Path
 import harness
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerFast
+from tiny_bert import BERT, bert, tokenizer
+from transformers import AutoModel, AutoModelForMaskedLM
 
 import hf_ext
 from hf_ext import ExtBertConfig, ExtBertForMaskedLM, ExtBertForSequenceClassification, export_self_contained
 from hf_ext.hub import self_contained
 
-BERT = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-}
 # One head of every architecture: what it is made for, else the base model; every head of one architecture.
 SUBJECTS = harness.one_per_architecture(
     "causal", "seq2seq", "masked", "image_row", "pair", "text", "image",
     where=lambda s: s.class_name in s.architecture.heads.values(),
 )  # fmt: skip
 EVERY_HEAD = harness.subjects(configs="one", where=lambda s: s.model_type == "ext_bert")
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(35))]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", mask_token="[MASK]"
-    )
-
-
-def bert(**fields: object) -> ExtBertForMaskedLM:
-    return ExtBertForMaskedLM(ExtBertConfig(**{**BERT, **fields})).eval()
 
 
 def auto_class_of(subject: harness.Subject) -> str:

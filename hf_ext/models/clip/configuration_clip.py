@@ -130,6 +130,11 @@ class ExtCLIPConfig(ExtConfig):
         **{f"text_model.{name}": rule for name, rule in TP_PLAN.items()},
         **{f"vision_model.{name}": rule for name, rule in TP_PLAN.items()},
     }
+    base_model_fsdp_plan = {
+        f"{tower}_model.{name}": rule
+        for tower, config in (("text", ExtCLIPTextConfig), ("vision", ExtCLIPVisionConfig))
+        for name, rule in config.base_model_fsdp_plan.items()
+    }
 
     text_config: dict | ExtCLIPTextConfig | None = None
     vision_config: dict | ExtCLIPVisionConfig | None = None

@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 from transformers import initialization as init
 
 from hf_ext.layers.embeddings import ScaledEmbedding, look_up, look_up_positions
-from hf_ext.layers.positions import sinusoids
+from hf_ext.layers.positions import placed_as, sinusoids
 from hf_ext.modeling import ExtPreTrainedModel
 from hf_ext.models.bart.modeling_bart import (
     ExtBartAttention,
@@ -38,18 +38,15 @@ from hf_ext.seq2seq import (
 class ExtMarianPositions(nn.Embedding):
     """Sines in the first half of the columns and cosines in the second; not trained. Most files do not hold them."""
 
+    is_fixed = True
+
     def __init__(self, positions: int, width: int) -> None:
         super().__init__(positions, width, _freeze=True)
-
-    @torch.no_grad()  # loading makes a parameter that wants a gradient of any float tensor
-    def forward(self, index: Tensor) -> Tensor:
-        """(B or 1, T) -> (B or 1, T, C)"""
-        return super().forward(index)
 
     def reset_buffers(self) -> None:
         """Fill the table, where no file has filled it."""
         table = sinusoids(self.num_embeddings, self.embedding_dim, device=self.weight.device)
-        init.copy_(self.weight, torch.cat([table[:, 0::2], table[:, 1::2]], dim=1))
+        init.copy_(self.weight, placed_as(self.weight, torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)))
 
 
 class ExtMarianPreTrainedModel(ExtPreTrainedModel):

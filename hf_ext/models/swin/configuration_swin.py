@@ -23,6 +23,11 @@ class ExtSwinConfig(BackboneConfigMixin, ExtImageConfig):
     model_type = "ext_swin"
     official_model_type = "swin"
     attribute_map = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
+    # Attention stays whole: its heads share one table of biases.
+    base_model_tp_plan = {
+        "encoder.layers.*.blocks.*.intermediate.dense": "colwise",
+        "encoder.layers.*.blocks.*.output.dense": "rowwise",
+    }
     base_model_fsdp_plan = {"encoder.layers.*": "free_full_weight", "layernorm": "keep_full_weight"}
 
     patch_size: int | list[int] | tuple[int, int] = 4

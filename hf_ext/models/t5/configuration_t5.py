@@ -15,18 +15,21 @@ TP_PLAN = {
     "shared": "embedding_rowwise",
     "encoder.embed_tokens": "embedding_rowwise",
     "decoder.embed_tokens": "embedding_rowwise",
-    **{f"decoder.block.*.layer.1.EncDecAttention.{name}": "colwise" for name in "qkv"},
-    "decoder.block.*.layer.1.EncDecAttention.o": "rowwise",
+    **{f"decoder.block.*.layer.*.EncDecAttention.{name}": "colwise" for name in "qkv"},
+    "decoder.block.*.layer.*.EncDecAttention.o": "rowwise",
     **{
-        f"{feed_forward}.DenseReluDense.{name}": style
-        for feed_forward in ("encoder.block.*.layer.1", "decoder.block.*.layer.2")
+        f"{half}.block.*.layer.*.DenseReluDense.{name}": style
+        for half in ("encoder", "decoder")
         for name, style in (("wi", "colwise"), ("wi_0", "colwise"), ("wi_1", "colwise"), ("wo", "rowwise"))
     },
 }
 FSDP_PLAN = {
     "shared": "free_full_weight",
-    "encoder.block.*": "free_full_weight",
-    "decoder.block.*": "free_full_weight",
+    **{
+        f"{half}.{name}": "free_full_weight"
+        for half in ("encoder", "decoder")
+        for name in ("block.*", "block.*.layer.*.SelfAttention.relative_attention_bias")
+    },
 }
 
 

@@ -24,7 +24,7 @@ from hf_ext.layers.embeddings import look_up
 from hf_ext.layers.feedforward import make_activation
 from hf_ext.layers.norms import RMSNorm
 from hf_ext.layers.packing import CrossPacking
-from hf_ext.layers.positions import RelativeBuckets
+from hf_ext.layers.positions import RelativeBias, RelativeBuckets
 from hf_ext.layers.relative import BiasedAttentionCore
 from hf_ext.layers.residual import cut_infinite
 from hf_ext.modeling import BiasedDecoderModel, BiasedEncoderModel, ExtPreTrainedModel, positional
@@ -98,7 +98,7 @@ class ExtT5SelfAttention(ExtT5Attention, BiasedAttentionCore):
     def __init__(self, config: ExtT5Config, layer_idx: int, *, is_causal: bool) -> None:
         super().__init__(config, layer_idx, is_causal=is_causal)
         if layer_idx == 0:
-            table = nn.Embedding(config.relative_attention_num_buckets, config.num_heads)
+            table = RelativeBias(config.relative_attention_num_buckets, config.num_heads)
             self.relative_attention_bias = with_std(table, config.initializer_factor * config.d_model**-0.5)
 
     def forward(self, x: Tensor, position_bias: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
@@ -215,7 +215,7 @@ class ExtT5PreTrainedModel(ExtPreTrainedModel):
     config: ExtT5Config
     base_model_prefix = "transformer"
     _supports_flash_attn = False  # its kernels add nothing to the scores
-    _no_split_modules = ["ExtT5Block"]
+    _no_split_modules = ["RelativeBias", "ExtT5Block"]
     _keep_in_fp32_modules = ["wo"]
     # Of T5 1.0 on the Hub: a table that was never used.
     _keys_to_ignore_on_load_unexpected = ["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"]

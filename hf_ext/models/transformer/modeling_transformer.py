@@ -8,7 +8,6 @@ Shapes: B batch, S encoder tokens, T tokens of either half, N real encoder token
 width, V vocabulary.
 """
 
-import re
 from collections.abc import Iterable
 from itertools import islice
 
@@ -56,13 +55,6 @@ class ExtTransformerPreTrainedModel(ExtPreTrainedModel):
                 f"{config.architecture!r}."
             )
         super().__init__(config)
-
-    def init_parallel_plans(self) -> None:
-        # The configuration's plans name both halves, and each half has them too: what a model lacks is left out.
-        super().init_parallel_plans()
-        names = {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in self.named_modules()}
-        for kind in ("_tp_plan", "_fsdp_plan"):
-            setattr(self, kind, {name: rule for name, rule in getattr(self, kind).items() if name in names})
 
     @property
     def _supports_flash_attn(self) -> bool:
