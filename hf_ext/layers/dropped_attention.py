@@ -27,9 +27,9 @@ def draw_kept(shape: torch.Size, probability: float, device: torch.device) -> tu
     return kept, LEVELS / (LEVELS - level)
 
 
-def parts_of(query: Tensor, key: Tensor) -> list[slice]:
-    """Rows of the batch whose weights are computed together."""
-    rows = max(1, WEIGHTS_AT_ONCE // (query.shape[1] * query.shape[2] * key.shape[2]))
+def parts_of(query: Tensor, keys: int) -> list[slice]:
+    """Rows of the batch (B, H, Q, D) whose weights for K keys are computed together."""
+    rows = max(1, WEIGHTS_AT_ONCE // (query.shape[1] * query.shape[2] * keys))
     return [slice(first, first + rows) for first in range(0, len(query), rows)]
 
 
@@ -43,6 +43,39 @@ def weights_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
 def mask_of(part: slice, mask: Tensor | None) -> Tensor | None:
     """The mask of these rows; it may be the same for all."""
     return mask if mask is None or mask.dim() < 4 or len(mask) == 1 else mask[part]
+
+
+def gradients(
+    grad: Tensor,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float,
+    kept: Tensor | None = None,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Backward pass of attention whose weights are computed again.
+
+    Args:
+        grad: of the output `out`, (B, H, Q, D).
+        query: (B, H, Q, D); key and value: (B, H, K, D).
+        kept: (B, H, Q, K) bool, weights that were not dropped, and `factor`, what made up for the others.
+
+    Returns:
+        The gradients of query, key and value.
+    """
+    query, shares = query * scaling, (grad * out).sum(-1, keepdim=True)
+    grad = grad if kept is None else grad * factor
+    weights = weights_of(query, key, mask)
+    slopes = (grad @ value.transpose(2, 3)).to(weights.dtype)
+    slopes = slopes if kept is None else slopes.mul_(kept)
+    slopes = slopes.sub_(shares).mul_(weights).to(query.dtype)
+    weights = weights if kept is None else weights.mul_(kept)
+    grad_value = weights.to(value.dtype).transpose(2, 3) @ grad
+    return (slopes @ key).mul_(scaling), slopes.transpose(2, 3) @ query, grad_value
 
 
 class DroppedAttention(torch.autograd.Function):
@@ -59,7 +92,7 @@ class DroppedAttention(torch.autograd.Function):
         scaling: float,
     ) -> Tensor:
         out, all_kept = torch.empty(query.shape, dtype=value.dtype, device=value.device), []
-        for part in parts_of(query, key):
+        for part in parts_of(query, key.shape[2]):
             weights = weights_of(query[part] * scaling, key[part], mask_of(part, mask))
             kept, factor = draw_kept(weights.shape, dropout, weights.device)
             torch.mul(weights.mul_(kept).to(value.dtype) @ value[part], factor, out=out[part])
@@ -73,16 +106,11 @@ class DroppedAttention(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, out, *all_kept = ctx.saved_tensors
         grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value)]
-        for part, kept in zip(parts_of(query, key), all_kept, strict=True):
-            queries, keys, values = query[part] * ctx.scaling, key[part], value[part]
-            shares = (grad[part] * out[part]).sum(-1, keepdim=True)
-            above = grad[part] * ctx.factor
-            weights = weights_of(queries, keys, mask_of(part, mask))
-            slopes = (above @ values.transpose(2, 3)).to(weights.dtype)
-            slopes = slopes.mul_(kept).sub_(shares).mul_(weights).to(queries.dtype)
-            grads[0][part] = (slopes @ keys).mul_(ctx.scaling)
-            grads[1][part] = slopes.transpose(2, 3) @ queries
-            grads[2][part] = weights.mul_(kept).to(values.dtype).transpose(2, 3) @ above
+        for part, kept in zip(parts_of(query, key.shape[2]), all_kept, strict=True):
+            inputs = (x[part] for x in (grad, out, query, key, value))
+            options = {"scaling": ctx.scaling, "kept": kept, "factor": ctx.factor}
+            for whole, piece in zip(grads, gradients(*inputs, mask_of(part, mask), **options), strict=True):
+                whole[part] = piece
         return *grads, None, None, None
 
 
