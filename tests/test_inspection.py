@@ -374,6 +374,17 @@ def test_benchmark_counts_tokens():
         assert row.speed_ratio == row.stock_seconds / row.ours_seconds > 0
 
 
+@pytest.mark.parametrize("head", ["question-answering", "multiple-choice"])
+def test_longformer_heads_that_look_for_separators(head, tmp_path):
+    sizes = {**BERT, "num_hidden_layers": 1, "attention_window": [4]}
+    scenarios = ["training-ragged", "inference-full"]
+    options = {"batch_size": 2, "length": 12, "repeats": 1, "scenarios": scenarios, "memory": False}
+    assert len(bench.benchmark("longformer", head=head, overrides=sizes, **options)) == 2
+    transformers.LongformerForMaskedLM(transformers.LongformerConfig(**sizes)).save_pretrained(tmp_path)
+    report = parity.compare(tmp_path, head=head, batch_size=2, length=12)
+    assert report.ok, report.failed
+
+
 def test_benchmark_of_images_and_of_pairs():
     """Of images alone there is no ragged batch; patches count."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

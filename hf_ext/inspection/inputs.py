@@ -285,6 +285,9 @@ def _text_batch(model_class: type, config: PreTrainedConfig, lengths: Tensor, pa
     generator = torch.Generator().manual_seed(seed)
     if name.endswith("ForMultipleChoice"):
         lengths = lengths.repeat_interleave(2)  # two choices of one length per example
+    separated = _separates(name, config)
+    if separated:
+        lengths = lengths.clamp(min=4)
 
     rows, longest = len(lengths), int(lengths.max())
     places = torch.arange(longest)
@@ -298,6 +301,10 @@ def _text_batch(model_class: type, config: PreTrainedConfig, lengths: Tensor, pa
     end = _text_end(config)
     if end is not None:
         ids[torch.arange(rows), places.masked_fill(~real, -1).amax(1)] = end
+    if separated:
+        first = real.int().argmax(1)
+        for place in (first + lengths // 4, first + lengths // 4 + 1, first + lengths - 1):
+            ids[torch.arange(rows), place] = config.sep_token_id
     inputs = {"input_ids": ids, "attention_mask": real.long()}
     if "token_type_ids" in accepted and (getattr(config, "type_vocab_size", 0) or 0) > 1:
         inputs["token_type_ids"] = ((places >= longest // 2) & real).long()
@@ -334,6 +341,12 @@ def _text_end(config: PreTrainedConfig) -> int | None:
     if config.eos_token_id == 2:
         return config.vocab_size - 1
     return min(_special(config) & set(_listed(config.eos_token_id)))
+
+
+def _separates(name: str, config: PreTrainedConfig) -> bool:
+    """Whether the head takes a question and a text, </s></s> between them and </s> at the end: Longformer's make the
+    tokens of one of them global, and its official class demands three separators."""
+    return "longformer" in config.model_type and name.endswith(("ForQuestionAnswering", "ForMultipleChoice"))
 
 
 def _words(config: PreTrainedConfig, real: Tensor, generator: torch.Generator) -> Tensor:

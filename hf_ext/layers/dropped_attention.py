@@ -3,8 +3,9 @@ weights for the backward pass and draw each number apart.
 
     out = dropout(softmax(q k^T * scaling + mask)) v
 
-Kept for the backward pass are which weights were dropped, one byte each, and a number for each query; the weights are
-computed again, as in FlashAttention (Dao et al., 2022, https://arxiv.org/abs/2205.14135).
+Remembered for the backward pass is which weights were kept, one byte each; the weights are computed again, as in
+FlashAttention (Dao et al., 2022, https://arxiv.org/abs/2205.14135), and a part of the batch at a time in both passes:
+a dozen operations then find them in the cache, and large tensors would be pages that are asked of the system each time.
 
 Shapes: B batch, H heads, Q queries, K keys, D head width.
 """
@@ -14,22 +15,67 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LEVELS = 1 << 16
+WEIGHTS_AT_ONCE = 1 << 22
 
 
-def draw_dropped(shape: torch.Size, probability: float, device: torch.device) -> tuple[Tensor, float]:
-    """Which weights are dropped, bool, and the factor that makes up for them. Four are drawn from one random number of
-    64 bits, so that the probability is rounded to a multiple of 1 / 65536, below 1."""
+def draw_kept(shape: torch.Size, probability: float, device: torch.device) -> tuple[Tensor, float]:
+    """Which weights are kept, bool, and the factor that makes up for the others. Four are drawn from one random number
+    of 64 bits, so that the probability is rounded to a multiple of 1 / 65536, below 1."""
     level = min(round(probability * LEVELS), LEVELS - 1)
     drawn = torch.empty((shape.numel() + 3) // 4, dtype=torch.int64, device=device).random_(-(1 << 63), None)
-    dropped = drawn.view(torch.int16)[: shape.numel()].view(shape) < level - LEVELS // 2
-    return dropped, LEVELS / (LEVELS - level)
+    kept = drawn.view(torch.int16)[: shape.numel()].view(shape) >= level - LEVELS // 2
+    return kept, LEVELS / (LEVELS - level)
 
 
-def scores_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, H, Q, K), in fp32 at least; all factors are applied to the smaller tensors around it"""
+def parts_of(query: Tensor, keys: int) -> list[slice]:
+    """Rows of the batch (B, H, Q, D) whose weights for K keys are computed together."""
+    rows = max(1, WEIGHTS_AT_ONCE // (query.shape[1] * query.shape[2] * keys))
+    return [slice(first, first + rows) for first in range(0, len(query), rows)]
+
+
+def weights_of(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, H, Q, K), in fp32 at least; scaling is applied to the queries before"""
     scores = query @ key.transpose(2, 3)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return scores if mask is None else scores.add_(mask)
+    return (scores if mask is None else scores.add_(mask)).softmax(-1)
+
+
+def mask_of(part: slice, mask: Tensor | None) -> Tensor | None:
+    """The mask of these rows; it may be the same for all."""
+    return mask if mask is None or mask.dim() < 4 or len(mask) == 1 else mask[part]
+
+
+def gradients(
+    grad: Tensor,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float,
+    kept: Tensor | None = None,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Backward pass of attention whose weights are computed again.
+
+    Args:
+        grad: of the output `out`, (B, H, Q, D).
+        query: (B, H, Q, D); key and value: (B, H, K, D).
+        kept: (B, H, Q, K) bool, weights that were not dropped, and `factor`, what made up for the others.
+
+    Returns:
+        The gradients of query, key and value.
+    """
+    query, shares = query * scaling, (grad * out).sum(-1, keepdim=True)
+    grad = grad if kept is None else grad * factor
+    weights = weights_of(query, key, mask)
+    slopes = (grad @ value.transpose(2, 3)).to(weights.dtype)
+    slopes = slopes if kept is None else slopes.mul_(kept)
+    slopes = slopes.sub_(shares).mul_(weights).to(query.dtype)
+    weights = weights if kept is None else weights.mul_(kept)
+    grad_value = weights.to(value.dtype).transpose(2, 3) @ grad
+    return (slopes @ key).mul_(scaling), slopes.transpose(2, 3) @ query, grad_value
 
 
 class DroppedAttention(torch.autograd.Function):
@@ -45,30 +91,27 @@ class DroppedAttention(torch.autograd.Function):
         dropout: float,
         scaling: float,
     ) -> Tensor:
-        weights = scores_of(query * scaling, key, mask)
-        level = weights.amax(-1, keepdim=True)
-        total = weights.sub_(level).exp_().sum(-1, keepdim=True)
-        level += total.log()
-        dropped, factor = draw_dropped(weights.shape, dropout, weights.device)
-        out = weights.masked_fill_(dropped, 0.0).to(value.dtype) @ value
-        out = out.mul_((factor / total).to(out.dtype))
+        out, all_kept = torch.empty(query.shape, dtype=value.dtype, device=value.device), []
+        for part in parts_of(query, key.shape[2]):
+            weights = weights_of(query[part] * scaling, key[part], mask_of(part, mask))
+            kept, factor = draw_kept(weights.shape, dropout, weights.device)
+            torch.mul(weights.mul_(kept).to(value.dtype) @ value[part], factor, out=out[part])
+            all_kept.append(kept)
         ctx.factor, ctx.scaling = factor, scaling
-        ctx.save_for_backward(query, key, value, mask, level, dropped, out)
+        ctx.save_for_backward(query, key, value, mask, out, *all_kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, level, dropped, out = ctx.saved_tensors
-        query = query * ctx.scaling
-        weights = scores_of(query, key, mask).sub_(level).exp_()
-        shares = (grad * out).sum(-1, keepdim=True)
-        grad = grad * ctx.factor
-        # Not in place: the weights before dropout are needed below.
-        grad_value = weights.masked_fill(dropped, 0.0).to(value.dtype).transpose(2, 3) @ grad
-        slopes = (grad @ value.transpose(2, 3)).to(weights.dtype).masked_fill_(dropped, 0.0)
-        slopes = slopes.sub_(shares).mul_(weights).to(query.dtype)
-        return (slopes @ key).mul_(ctx.scaling), slopes.transpose(2, 3) @ query, grad_value, None, None, None
+        query, key, value, mask, out, *all_kept = ctx.saved_tensors
+        grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value)]
+        for part, kept in zip(parts_of(query, key.shape[2]), all_kept, strict=True):
+            inputs = (x[part] for x in (grad, out, query, key, value))
+            options = {"scaling": ctx.scaling, "kept": kept, "factor": ctx.factor}
+            for whole, piece in zip(grads, gradients(*inputs, mask_of(part, mask), **options), strict=True):
+                whole[part] = piece
+        return *grads, None, None, None
 
 
 def dropped_attention(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_ext.layers.patterns.shifted_windows import Windows, relative_index
+from hf_ext.layers.patterns.shifted_windows import SortedWindows, Windows, relative_index
 from hf_ext.layers.residual import DropPath
 
 
@@ -21,6 +21,21 @@ def test_merging_undoes_the_partition(grid, side, shift):
     parts = plan.partition(x)
     assert parts.shape == (2 * plan.count, side * side, 3)
     assert torch.equal(plan.merge(parts), x)
+
+
+@pytest.mark.parametrize(("grid", "side", "shift"), [((4, 8), 4, 2), ((6, 3), 3, 1), ((4, 4), 2, 0)])
+def test_sorted_windows_are_the_same(grid, side, shift):
+    """Parts, and the gradient of what becomes of them."""
+    arguments = {"side": side, "table_side": side, "device": torch.device("cpu"), "dtype": torch.float32}
+    plan = SortedWindows(grid, shift=shift, **arguments)
+    x = torch.randn(2, grid[0] * grid[1], 3, requires_grad=True)
+    parts = plan.partition(plan.sort(x))
+    assert torch.equal(parts, windows(grid, side, shift).partition(x))
+    back = plan.unsort(plan.merge(parts))
+    assert torch.equal(back, x)
+    grad = torch.randn(x.shape)
+    back.backward(grad)
+    assert torch.equal(x.grad, grad)
 
 
 @pytest.mark.parametrize("grid", [(4, 8), (8, 4), (5, 7), (6, 6)])

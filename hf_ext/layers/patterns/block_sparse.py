@@ -30,10 +30,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from hf_ext.layers.attention import AttentionCore
+from hf_ext.layers.dropped_attention import gradients, parts_of
 from hf_ext.layers.packing import Packing
 
 HIDDEN = -10000.0  # added to the score of a key that is padding; finite, for queries that see nothing else
@@ -338,8 +340,11 @@ class BlockSparse:
                 kept = asking.any(1).nonzero().squeeze(1)
                 queries, index, mask = queries[kept], index[kept], mask[kept]
         arguments = (queries, key, value, index, mask.flatten(3))
-        if torch.is_grad_enabled() and not self.explicit:
-            # The keys and values of all listed blocks are M times as large as the keys and values: gathered again.
+        # The keys and values of all listed blocks are M times as large as the keys and values: gathered again for the
+        # backward pass.
+        if query.device.type == "cpu" and not self.explicit:
+            mixed, weights = listed_attention(*arguments, scaling=scaling), None
+        elif torch.is_grad_enabled() and not self.explicit:
             mixed, weights = checkpoint(
                 self.attend_listed, *arguments, use_reentrant=False, preserve_rng_state=False, **options
             )
@@ -358,14 +363,9 @@ class BlockSparse:
     ) -> tuple[Tensor, Tensor | None]:
         """Attention to the listed blocks: queries (J, S, H, D), key and value (N, S, H, D), index (J, H or 1, M), mask
         (J, H or 1, 1 or S, M * S) -> (J, H, S, D) and weights (J, H, S, M * S)."""
-        heads = queries.shape[2]
-        index = index * heads + torch.arange(heads, device=index.device)[:, None]  # (J, H, M) of N * H
-
-        def gather(x: Tensor) -> Tensor:  # (J, H, M * S, D)
-            x = x.transpose(1, 2).flatten(0, 1).index_select(0, index.flatten())
-            return x.view(*index.shape[:2], index.shape[2] * x.shape[1], x.shape[2])
-
-        return self.kernel(queries.transpose(1, 2), gather(key), gather(value), mask, **options)
+        index = by_head(index, queries.shape[2])
+        key, value = (gather(x.transpose(1, 2).flatten(0, 1), index) for x in (key, value))
+        return self.kernel(queries.transpose(1, 2), key, value, mask, **options)
 
     def hide_from_padding(self, asking: Tensor, listed: int, rows: Rows) -> Tensor:
         """What the official class hides from queries that are padding, which only shows in their weights: random
@@ -374,6 +374,60 @@ class BlockSparse:
         hidden[:, 5:] = 1.0
         hidden[1:-1, 1:4] = 1.0
         return (hide(asking)[..., None] * hidden.repeat(rows.count, 1)[:, None])[:, None, ..., None]
+
+
+def by_head(index: Tensor, heads: int) -> Tensor:
+    """index (J, H or 1, M) of N blocks -> (J, H, M) of the N * H blocks of all heads"""
+    return index * heads + torch.arange(heads, device=index.device)[:, None]
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """x (N * H, S, D), index (J, H, M) -> (J, H, M * S, D)"""
+    return x.index_select(0, index.flatten()).view(*index.shape[:2], -1, x.shape[2])
+
+
+class ListedAttention(torch.autograd.Function):
+    """query (J, H, S, D), key and value (N * H, S, D), index (J, H, M), mask to add (J, H or 1, 1 or S, M * S), scaling
+    -> (J, H, S, D). For CPU: a few blocks of queries at a time, whose keys, values and weights stay in the cache."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        index: Tensor,
+        mask: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for part in parts_of(query, mask.shape[-1]):
+            keys, values = gather(key, index[part]), gather(value, index[part])
+            out[part] = scaled_dot_product_attention(query[part], keys, values, mask[part], scale=scaling)
+        ctx.scaling = scaling
+        ctx.save_for_backward(query, key, value, index, mask, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, index, mask, out = ctx.saved_tensors
+        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for part in parts_of(query, mask.shape[-1]):
+            inputs = query[part], gather(key, index[part]), gather(value, index[part]), mask[part]
+            grad_query[part], *pieces = gradients(grad[part], out[part], *inputs, scaling=ctx.scaling)
+            for whole, piece in zip((grad_key, grad_value), pieces, strict=True):
+                whole.index_add_(0, index[part].flatten(), piece.view(-1, *key.shape[1:]))
+        return grad_query, grad_key, grad_value, None, None, None
+
+
+def listed_attention(
+    queries: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor, *, scaling: float
+) -> Tensor:
+    """As `BlockSparse.attend_listed`; (J, H, S, D)"""
+    key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
+    index, queries = by_head(index, queries.shape[2]), queries.transpose(1, 2)
+    return ListedAttention.apply(queries, key, value, index, mask.to(queries.dtype), scaling)
 
 
 def hide(real: Tensor) -> Tensor:

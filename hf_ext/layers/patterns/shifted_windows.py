@@ -13,6 +13,7 @@ heads, D head width, C model width.
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from hf_ext.layers.attention import AttentionCore
 
@@ -41,6 +42,14 @@ class Windows:
         self.index = relative_index(side, table_side, device)
         self.mask = self.shift_mask(device, dtype) if shift else None
 
+    def sort(self, x: Tensor) -> Tensor:
+        """(B, T, C), row by row -> in the order in which `partition` takes tokens: the same"""
+        return x
+
+    def unsort(self, x: Tensor) -> Tensor:
+        """(B, T, C), `sort` undone"""
+        return x
+
     def cut(self, x: Tensor) -> Tensor:
         """(B, h, w, C), multiples of W -> (B * M, Q, C)"""
         batch, rows, columns, width = x.shape
@@ -56,11 +65,15 @@ class Windows:
             x = x.roll((-self.shift, -self.shift), dims=(1, 2))
         return self.cut(x)
 
-    def merge(self, x: Tensor) -> Tensor:
-        """(B * M, Q, C) -> (B, h * w, C)"""
+    def join(self, x: Tensor) -> Tensor:
+        """(B * M, Q, C) -> (B, padded h, padded w, C): `cut` undone"""
         rows, columns = (size // self.side for size in self.padded)
         x = x.view(-1, rows, columns, self.side, self.side, x.shape[-1]).transpose(2, 3)
-        x = x.flatten(3, 4).flatten(1, 2)  # (B, padded h, padded w, C)
+        return x.flatten(3, 4).flatten(1, 2)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """(B * M, Q, C) -> (B, h * w, C)"""
+        x = self.join(x)
         if self.shift:
             x = x.roll((self.shift, self.shift), dims=(1, 2))
         return x[:, : self.grid[0], : self.grid[1]].flatten(1, 2)
@@ -73,6 +86,55 @@ class Windows:
         region = self.cut(region[None, ..., None])[..., 0]  # (M, Q)
         apart = region[:, :, None] != region[:, None, :]
         return torch.zeros(apart.shape, device=device, dtype=dtype).masked_fill(apart, -100.0)
+
+
+class Reorder(torch.autograd.Function):
+    """x (B, T, C), a permutation (T,) and its inverse (T,) -> x[:, permutation]. Backwards it is the inverse that is
+    looked up; torch would add token by token, as if some came twice."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x.index_select(1, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(1, ctx.saved_tensors[0]), None, None
+
+
+class SortedWindows(Windows):
+    """The same for tokens that lie window by window, in the order of a cut without a shift. All but the attention
+    works on each token alone, so that a stage keeps them in this order, and only shifted windows move any.
+
+    Arguments as `Windows`; W divides the grid.
+    """
+
+    def __init__(self, grid: Size, **arguments: object) -> None:
+        super().__init__(grid, **arguments)
+        assert not any(self.missing)
+        if self.shift:
+            tokens = torch.arange(grid[0] * grid[1], device=self.index.device)[None, :, None]
+            place_of = self.sort(tokens).flatten().argsort()
+            self.order = place_of[super().partition(tokens).flatten()]
+            self.inverse = self.order.argsort()
+
+    def sort(self, x: Tensor) -> Tensor:
+        """(B, T, C), row by row -> window by window"""
+        return self.cut(x.unflatten(1, self.grid)).view(x.shape)
+
+    def unsort(self, x: Tensor) -> Tensor:
+        """(B, T, C), window by window -> row by row"""
+        return self.join(x).flatten(1, 2)
+
+    def partition(self, x: Tensor) -> Tensor:
+        if self.shift:
+            x = Reorder.apply(x, self.order, self.inverse)
+        return x.view(-1, self.side * self.side, x.shape[-1])
+
+    def merge(self, x: Tensor) -> Tensor:
+        x = x.view(-1, self.grid[0] * self.grid[1], x.shape[-1])
+        return Reorder.apply(x, self.inverse, self.order) if self.shift else x
 
 
 def relative_index(side: int, table_side: int, device: torch.device) -> Tensor:
@@ -107,14 +169,9 @@ class ShiftedWindowAttentionCore(AttentionCore):
     ) -> tuple[Tensor, Tensor | None]:
         """query, key, value (B * M, Q, H * D) -> (B * M, Q, H * D), and the weights (B * M, H, Q, Q) where the
         implementation has them."""
-        bias = self.relative_position_bias_table[windows.index].permute(2, 0, 1)  # (H, Q, Q)
+        bias = self.relative_position_bias_table[windows.index].permute(2, 0, 1)[None]  # (1, H, Q, Q)
         query, key, value = (self.heads(x) for x in (query, key, value))  # (B * M, H, Q, D)
-        if windows.mask is None:  # the same for all windows
-            return self.mix(query, key, value, attention_mask=bias[None].to(query.dtype), **kwargs)
-        # Windows beside heads, (B, M * H, Q, D), so that one mask (1, M * H, Q, Q) serves all images.
-        windowed = (windows.count, query.shape[1])
-        query, key, value = (x.unflatten(0, (-1, windows.count)).flatten(1, 2) for x in (query, key, value))
-        bias = (bias + windows.mask[:, None]).flatten(0, 1)[None]
-        mixed, weights = self.mix(query, key, value, attention_mask=bias.to(query.dtype), **kwargs)
-        mixed = mixed.unflatten(2, (windows.count, -1)).transpose(1, 2).flatten(0, 1)
-        return mixed, None if weights is None else weights.unflatten(1, windowed).flatten(0, 1)
+        if windows.mask is not None:  # not the same for all windows: (B * M, H, Q, Q)
+            images = query.shape[0] // windows.count
+            bias = (bias + windows.mask[:, None]).expand(images, -1, -1, -1, -1).flatten(0, 1)
+        return self.mix(query, key, value, attention_mask=bias.to(query.dtype), **kwargs)

@@ -31,7 +31,7 @@ from hf_ext.layers.patches import (
     interpolate_positions,
     mask_patches,
 )
-from hf_ext.layers.patterns.shifted_windows import ShiftedWindowAttentionCore, Windows
+from hf_ext.layers.patterns.shifted_windows import ShiftedWindowAttentionCore, SortedWindows, Windows
 from hf_ext.layers.residual import DropPath
 from hf_ext.modeling import ExtPreTrainedModel
 from hf_ext.models.swin.configuration_swin import ExtSwinConfig
@@ -196,7 +196,7 @@ class ExtSwinStage(nn.Module):
 
     def __init__(self, config: ExtSwinConfig, stage: int, drop_path_rates: list[float], merges: bool) -> None:
         super().__init__()
-        self.window_size = config.window_size
+        self.window_size, self.hidden_dropout = config.window_size, config.hidden_dropout_prob
         width = config.embed_dim * 2**stage
         self.blocks = nn.ModuleList(
             ExtSwinLayer(config, width, config.num_heads[stage], shifted=i % 2 == 1, drop_path_rate=rate)
@@ -211,16 +211,21 @@ class ExtSwinStage(nn.Module):
         if not always_partition and min(grid) <= side:
             side, shift = min(grid), 0
         common = {"side": side, "table_side": self.window_size, "device": x.device, "dtype": x.dtype}
-        plain = Windows(grid, shift=0, **common)
-        return plain, Windows(grid, shift=shift, **common) if shift else plain
+        # Dropout is drawn in the order of the tokens, and that is row by row in the official class.
+        drops = self.training and self.hidden_dropout > 0.0
+        kind = Windows if drops or any(size % side for size in grid) else SortedWindows
+        plain = kind(grid, shift=0, **common)
+        return plain, kind(grid, shift=shift, **common) if shift else plain
 
     def forward(
         self, x: Tensor, grid: Size, *, always_partition: bool = False, **kwargs: object
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, h * w, C) -> the output, the same before the merging, and the last block's weights."""
-        windows, weights = self.windows(x, grid, always_partition), None
+        plain, shifted = self.windows(x, grid, always_partition)
+        x, weights = plain.sort(x), None
         for block in self.blocks:
-            x, weights = block(x, *windows, **kwargs)
+            x, weights = block(x, plain, shifted, **kwargs)
+        x = plain.unsort(x)
         merged = x if self.downsample is None else self.downsample(x, grid)
         return merged, x, weights
 
