@@ -74,7 +74,8 @@ def random_blocks(blocks: int, *, size: int, count: int, heads: int, seed: int, 
 @torch.library.custom_op("hf_ext::draw_blocks", mutates_args=())
 def draw_blocks(blocks: int, size: int, count: int, heads: int, seed: int, old: bool) -> Tensor:
     """`random_blocks` as an operator, which a graph that is traced can hold."""
-    return torch.tensor(random_blocks(blocks, size=size, count=count, heads=heads, seed=seed, old=old))
+    drawn = torch.tensor(random_blocks(blocks, size=size, count=count, heads=heads, seed=seed, old=old))
+    return drawn.contiguous()  # as its outline says
 
 
 @draw_blocks.register_fake
@@ -517,7 +518,9 @@ class DenseBlockSparse:
             drawn = self.pattern.drawn(blocks, heads, seed).to(self.device)
             drawn = (drawn[..., None] == torch.arange(blocks, device=self.device)).sum(2)  # (H, n - 2, n)
             drawn = nn.functional.pad(drawn, (0, 0, 1, 1))  # (H, n, n)
-            times = times + drawn[:, block][:, :, block]
+            for dim in (1, 2):  # of blocks to of tokens; inductor compiles no look-up by `block`
+                drawn = drawn.repeat_interleave(self.pattern.size, dim).narrow(dim, 0, self.tokens)
+            times = times + drawn  # (H, T, T)
         return times, dense
 
 
