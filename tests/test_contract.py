@@ -109,7 +109,7 @@ def test_embeds(subject):
     harness.check_embeds(subject)
 
 
-@over(subjects(configs="first"))
+@over(broad())
 def test_eager_equals_sdpa(subject):
     harness.check_eager_equals_sdpa(subject)
 
