@@ -1,5 +1,5 @@
-"""Metrics of each task on arrays, by scikit-learn, scipy and seqeval. No torch. `hf_ext.training.evaluation` has those
-that `evaluate.load` takes.
+"""Metrics of each task on arrays, by scikit-learn and scipy. No torch. `hf_ext.training.evaluation` has those that
+`evaluate.load` takes.
 
 Legend: B batch, T tokens, L labels, N choices.
 """
@@ -18,16 +18,33 @@ def is_bio(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"O|[BI]-.+", name) for name in names) and any(name.startswith("B-") for name in names)
 
 
-def span_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Micro precision, recall and F1 of exactly matching entities over sequences of BIO labels (seqeval).
+def entities(rows: Sequence[Sequence[str]]) -> set[tuple[int, str, int, int]]:
+    """(row, type, first, end) of each entity of rows of BIO labels; end is one past the last token.
 
-    An "I-X" that continues no X starts a new span, as in the CoNLL evaluation script.
+    An "I-X" that continues no X starts a new entity, as in the CoNLL evaluation script.
     """
-    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+    found = set()
+    for row, labels in enumerate(rows):
+        first, kind = 0, None
+        for position, label in enumerate([*labels, "O"]):
+            prefix, _, name = label.partition("-")
+            if kind is not None and (prefix, name) != ("I", kind):
+                found.add((row, kind, first, position))
+                kind = None
+            if kind is None and prefix != "O":
+                first, kind = position, name
+    return found
 
-    gold, predicted = [list(row) for row in gold], [list(row) for row in predicted]
-    scores = precision_recall_fscore_support(gold, predicted, average="micro", zero_division=0)
-    return dict(zip(("precision", "recall", "f1"), map(float, scores[:3]), strict=True))
+
+def span_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Micro precision, recall and F1 of exactly matching entities over sequences of BIO labels; 0 where undefined."""
+    wanted, found = entities(gold), entities(predicted)
+    right = len(wanted & found)
+    return {
+        "precision": right / max(len(found), 1),
+        "recall": right / max(len(wanted), 1),
+        "f1": 2 * right / max(len(wanted) + len(found), 1),
+    }
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of exactly matching entities over rows of BIO labels (seqeval)."""
+"""Precision, recall and F1 of exactly matching entities over rows of BIO labels."""
 
 import datasets
 import evaluate
