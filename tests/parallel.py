@@ -7,6 +7,7 @@ Shapes: B batch, T tokens.
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -48,6 +49,7 @@ from transformers import DistributedConfig
 import hf_ext
 
 PROCESSES = 2
+WAIT = timedelta(seconds=300)
 
 
 def language_models(configs: str = "one") -> list[Subject]:
@@ -296,21 +298,26 @@ def work(rank: int, address: str, folder: Path, extra: bool) -> None:
     harness.set_folder(folder)
     for _, subject in todo:
         stock_folder(subject)  # now, since later only the first process would write
-    dist.init_process_group(
-        "gloo", init_method=address, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=300)
-    )
+    host, port = address.split(":")
+    store = dist.TCPStore(host, int(port), PROCESSES, is_master=rank == 0, timeout=WAIT)
+    gc.collect()
+    gc.freeze()  # as in conftest.py
     failures = {}
     for name, subject in todo:
-        torch.manual_seed(0)
+        job = f"{name}-{subject}"
+        # A group for each job: every mesh adds groups, and the threads of a thousand of them take longer than the work.
+        own = dist.PrefixStore(job, store)
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=PROCESSES, timeout=WAIT)
+        harness.seed_torch(0)
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
                 WORK[name][0](subject)
+            dist.barrier()
         except Exception:
-            failures[f"{name}-{subject}"] = f"process {rank}: {traceback.format_exc(limit=-4)}"
+            failures[job] = f"process {rank}: {traceback.format_exc(limit=-4)}"
         (folder / f"{rank}.json").write_text(json.dumps(failures))
-    dist.barrier()
-    dist.destroy_process_group()
+        dist.destroy_process_group()
 
 
 def free_port() -> int:
@@ -331,7 +338,7 @@ def run(folder: Path, extra: bool = False, seconds: float = 900) -> dict[str, st
     for rank in range(PROCESSES):
         (folder / str(rank)).mkdir()
         place = str(folder / str(rank))
-        command = [sys.executable, __file__, str(rank), f"tcp://localhost:{port}", place, *["extra"] * extra]
+        command = [sys.executable, __file__, str(rank), f"localhost:{port}", place, *["extra"] * extra]
         with open(folder / str(rank) / "log", "w") as log:
             running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment()))
     failures = {}
