@@ -9,6 +9,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import gc
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: garbage collection need not go through it a thousand times."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """All checks of a class go to one worker, which keeps its models; of other files, all tests of a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByClass(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            checked = re.search(r"test_contract\.py::\w+\[(Ext\w+)-", nodeid)
+            return checked[1] if checked else nodeid.partition("::")[0]
+
+    return ByClass(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -701,3 +701,43 @@ def test_methods_compared_as_the_user_runs_it(small_decoder, capsys):
     assert [one["method"] for one in results] == ["full", "head-only", "lora", "qlora"]
     assert min(one["above"] for one in results) >= 0
     assert capsys.readouterr().out.count("MiB") == 8
+
+
+def tiny_speed_script(monkeypatch) -> dict:
+    """`compare_training_speed.py` with BERT of two narrow layers."""
+    script = runpy.run_path(str(EXAMPLES / "compare_training_speed.py"))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    for name, (class_name, fields) in script["SIZES"].items():
+        if name == "bert":
+            monkeypatch.setitem(script["SIZES"], name, (class_name, fields | sizes))
+    return script
+
+
+def test_training_speed_compares_the_same_models(monkeypatch):
+    """As many parameters, and LoRA on the same layers."""
+    script = tiny_speed_script(monkeypatch)
+    for method in script["METHODS"]:
+        models = [script["build"]("bert", side, method) for side in script["SIDES"]]
+        trained = [{n: p.shape for n, p in model.named_parameters() if p.requires_grad} for model in models]
+        assert trained[0] == trained[1] and bool(trained[0])
+        assert ["lora_" in name for name in trained[0]] == [method == "lora"] * len(trained[0])
+
+
+def test_training_speed_counts_both_sides(monkeypatch, capsys):
+    script = tiny_speed_script(monkeypatch)
+    few = ["--models", "bert", "--processes", "1", "--steps", "1", "--runs", "2", "--batch-size", "2", "--length", "8"]
+    lines = script["main"](few).splitlines()
+    assert capsys.readouterr().out.splitlines() == lines
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["all weights", "LoRA"]
+    assert all(0.05 < float(line.split(" | ")[2].rstrip(" |")) < 20 for line in lines[2:])
+    one, two = {"bert full": {"ours": 1.0, "stock": 2.0}}, {"bert full": {"ours": 1.25, "stock": 4.0}}
+    row = script["table"](one, two, 2).splitlines()[2]
+    assert row == "| ExtBertForSequenceClassification | all weights | 2.00 | 3.20 | 1.60 | 1.00 |"
+
+
+@pytest.mark.slow
+def test_training_speed_in_two_processes(capsys):
+    """As the user runs it, with one real size."""
+    few = ["--models", "bert", "--steps", "1", "--runs", "1", "--batch-size", "2", "--length", "16"]
+    lines = main_of("compare_training_speed")(few).splitlines()
+    assert len(lines) == 4 and all(line.count("|") == 7 for line in lines[2:])
