@@ -1024,6 +1024,26 @@ def check_generation_equals_stock(subject: Subject, attn: str) -> None:
             assert_close(mine, reference, f"{mode}, logits of step {step}")
 
 
+def check_generation_after_resize(subject: Subject) -> None:
+    """A bias, a head or a start token of the old vocabulary sends generation astray from the first new word on."""
+    _, ours = generation_pair(subject)
+    _, batch = prompts(subject, ours.config)
+    vocab = ours.config.vocab_size
+    ours.resize_token_embeddings(vocab + 5, mean_resizing=False)
+    randomise(ours, seed=8)
+    if "input_ids" in batch:
+        batch["input_ids"][:, 0 if subject.seq2seq else -1] = vocab + 2
+    write_official(ours, folder := scratch())
+    stock = subject.stock.from_pretrained(folder, **subject.as_stock).eval()
+    stock.generation_config = copy.deepcopy(ours.generation_config)
+    if "encoder_hidden_states" in batch:
+        stock.generation_config.use_cache = False  # as above
+    for options in (MODES["greedy"], MODES["beam"]):
+        tokens = [model.generate(**batch, max_new_tokens=8, **options) for model in (ours, stock)]
+        assert torch.equal(*tokens), options
+        assert tokens[0].max() < vocab + 5
+
+
 def check_cache(subject: Subject, attn: str) -> None:
     """A cache that is off by one position, or is not reordered with the beams, gives fluent but other text."""
     _, ours = generation_pair(subject, attn=attn)

@@ -154,6 +154,11 @@ def test_generation_equals_stock(subject, attn):
     harness.check_generation_equals_stock(subject, attn)
 
 
+@over(subjects(configs="first", where=lambda s: s.generates))
+def test_generation_after_resize(subject):
+    harness.check_generation_after_resize(subject)
+
+
 @attention
 @over(subjects(where=lambda s: s.generates and not s.depends_on_length))
 def test_cache(subject, attn):

@@ -4,7 +4,7 @@ import random
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from cases.base import Case, Head, text_inputs
 
@@ -58,6 +58,14 @@ def big_bird_inputs(
     return inputs
 
 
+def _own_tokens(module: nn.Module, args: tuple, given: dict) -> tuple[tuple, dict]:
+    return args, {**given, "encoder_hidden_states": None}
+
+
+def _encoders_mask(module: nn.Module, args: tuple, given: dict) -> tuple[tuple, dict]:
+    return args, {**given, "encoder_attention_mask": given["attention_mask"], "past_key_values": None}
+
+
 class _Repaired:
     """In a decoder with cross-attention the official self-attention looks at the encoder instead of the decoder's own
     tokens; the cross-attention passes over the encoder's mask, and with a cache takes the keys of self-attention for
@@ -67,17 +75,9 @@ class _Repaired:
         super().__init__(config)
         for name, module in self.named_modules():
             if config.add_cross_attention and name.endswith(".attention"):
-                module.register_forward_pre_hook(
-                    lambda module, args, given: (args, {**given, "encoder_hidden_states": None}), with_kwargs=True
-                )
+                module.register_forward_pre_hook(_own_tokens, with_kwargs=True)
             elif name.endswith(".crossattention"):
-                module.register_forward_pre_hook(
-                    lambda module, args, given: (
-                        args,
-                        {**given, "encoder_attention_mask": given["attention_mask"], "past_key_values": None},
-                    ),
-                    with_kwargs=True,
-                )
+                module.register_forward_pre_hook(_encoders_mask, with_kwargs=True)
 
 
 class BigBirdModel(_Repaired, transformers.BigBirdModel):
