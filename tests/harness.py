@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 
 import PIL.Image
 import torch
@@ -406,20 +407,20 @@ class Mould(pickle.Pickler):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(file := io.BytesIO())
-        self.tensors: dict[int, Tensor] = {}  # by address: what is tied stays so
+        self.kept: dict[int, Tensor | FunctionType] = {}  # by address: what is tied stays so
         self.dump(model)
         self.rest = file.getvalue()
 
     def persistent_id(self, value: object) -> int | None:
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor | FunctionType):  # hooks are functions within functions: no pickle has them
             return None
-        self.tensors[id(value)] = value
+        self.kept[id(value)] = value
         return id(value)
 
     def cast(self) -> PreTrainedModel:
         """A new model with tensors of its own."""
         unpickler = pickle.Unpickler(io.BytesIO(self.rest))
-        unpickler.persistent_load = copy.deepcopy(self.tensors).__getitem__
+        unpickler.persistent_load = copy.deepcopy(self.kept).__getitem__
         return unpickler.load()
 
 
