@@ -71,6 +71,7 @@ def gpt2_inputs(kind: str, config: object, padding: str = "none", **kwargs: obje
 
 _CROSS = {"cross": {"add_cross_attention": True}, "cross-upcast": {"add_cross_attention": True}}
 _CROSS["cross-upcast"] |= {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True}
+_CROSS["cross-upcast"] |= {"n_embd": 28, "n_head": 4}  # heads that two processes can share
 
 CASE = Case(
     is_decoder=True,

@@ -22,6 +22,16 @@ class ExtGPT2Config(ExtConfig):
     model_type = "ext_gpt2"
     official_model_type = "gpt2"
     keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_tp_plan = {
+        "wte": "embedding_rowwise",  # as the head, which may be tied to it
+        "h.*.attn.c_attn": "conv1d_colwise_3",
+        "h.*.attn.c_proj": "conv1d_rowwise",
+        "h.*.crossattention.q_attn": "conv1d_colwise",
+        "h.*.crossattention.c_attn": "conv1d_colwise_2",
+        "h.*.crossattention.c_proj": "conv1d_rowwise",
+        "h.*.mlp.c_fc": "conv1d_colwise",
+        "h.*.mlp.c_proj": "conv1d_rowwise",
+    }
     base_model_fsdp_plan = {"wte": "free_full_weight", "h.*": "free_full_weight", "ln_f": "keep_full_weight"}
     attribute_map = {
         "hidden_size": "n_embd",

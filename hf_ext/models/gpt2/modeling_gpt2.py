@@ -12,7 +12,6 @@ width.
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.pytorch_utils import Conv1D
 
 from hf_ext.heads import (
     CrossAttendingLMModel,
@@ -25,6 +24,7 @@ from hf_ext.heads import (
     classifier_dropout,
 )
 from hf_ext.layers.attention import AttentionCore, CrossAttentionCore, upcast_attention
+from hf_ext.layers.conv1d import Conv1D
 from hf_ext.layers.embeddings import embed_words_and_positions
 from hf_ext.layers.feedforward import make_activation
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
@@ -195,6 +195,7 @@ class ExtGPT2LMHeadModel(CrossAttendingLMModel, ExtGPT2PreTrainedModel, Generati
     """Next-token prediction."""
 
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: ExtGPT2Config) -> None:
         super().__init__(config)
@@ -212,6 +213,7 @@ class ExtGPT2DoubleHeadsModel(DoubleHeadsModel, ExtGPT2PreTrainedModel, Generati
     """Next-token prediction and multiple choice."""
 
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: ExtGPT2Config) -> None:
         super().__init__(config)

@@ -25,6 +25,13 @@ class ExtOpenAIGPTConfig(ExtConfig):
     model_type = "ext_openai_gpt"
     official_model_type = "openai-gpt"
     keys_to_ignore_at_inference = ["past_key_values"]
+    base_model_tp_plan = {
+        "tokens_embed": "embedding_rowwise",  # as the head, which may be tied to it
+        "h.*.attn.c_attn": "conv1d_colwise_3",
+        "h.*.attn.c_proj": "conv1d_rowwise",
+        "h.*.mlp.c_fc": "conv1d_colwise",
+        "h.*.mlp.c_proj": "conv1d_rowwise",
+    }
     base_model_fsdp_plan = {"tokens_embed": "free_full_weight", "h.*": "free_full_weight"}
     # The official class keeps no keys and values, so its configuration has no such field. Without an annotation this
     # is a default and no field, and stays out of the files unless it is changed.

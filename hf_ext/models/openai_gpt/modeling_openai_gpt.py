@@ -14,10 +14,10 @@ Shapes: B batch, T tokens, K keys, H heads, C model width, F feed-forward width.
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.pytorch_utils import Conv1D
 
 from hf_ext.heads import CausalLMModel, DoubleHeadsModel, LastTokenClassificationModel, SequenceSummary
 from hf_ext.layers.attention import AttentionCore
+from hf_ext.layers.conv1d import Conv1D
 from hf_ext.layers.embeddings import embed_words_and_positions
 from hf_ext.layers.feedforward import make_activation
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
@@ -131,6 +131,7 @@ class ExtOpenAIGPTLMHeadModel(CausalLMModel, ExtOpenAIGPTPreTrainedModel, Genera
     """Next-token prediction."""
 
     _tied_weights_keys = {"lm_head.weight": "transformer.tokens_embed.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def __init__(self, config: ExtOpenAIGPTConfig) -> None:
@@ -147,6 +148,7 @@ class ExtOpenAIGPTDoubleHeadsModel(DoubleHeadsModel, ExtOpenAIGPTPreTrainedModel
 
     # This way round, because the official files of this class hold the weight under the head's name.
     _tied_weights_keys = {"transformer.tokens_embed.weight": "lm_head.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: ExtOpenAIGPTConfig) -> None:
         super().__init__(config)
