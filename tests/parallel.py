@@ -93,7 +93,7 @@ def heads_divide(subject: Subject) -> bool:
 
 def planned() -> list[Subject]:
     """The models with a plan: causal ones in every configuration, the others in one whose heads can be divided."""
-    others = {s.class_name for s in trained()} - {s.class_name for s in language_models()}
+    others = {s.class_name for s in trained() if s.kind != "causal"}
     whole_heads = subjects(where=lambda s: s.class_name in others and has_plan(s) and heads_divide(s))
     one_each = {s.class_name: s for s in reversed(whole_heads)}
     return [s for s in subjects("causal") if has_plan(s)] + list(one_each.values())[::-1]

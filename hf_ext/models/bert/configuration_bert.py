@@ -7,6 +7,8 @@ from huggingface_hub.dataclasses import strict
 
 from hf_ext.configuration import ExtConfig
 
+PARTS = ("attention", "crossattention")  # of a block, the second if there is an encoder
+
 
 @strict
 class ExtBertConfig(ExtConfig):
@@ -18,6 +20,12 @@ class ExtBertConfig(ExtConfig):
 
     model_type = "ext_bert"
     official_model_type = "bert"
+    base_model_tp_plan = {
+        **{f"encoder.layer.*.{part}.self.{x}": "colwise" for part in PARTS for x in ("query", "key", "value")},
+        **{f"encoder.layer.*.{part}.output.dense": "rowwise" for part in PARTS},
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
+    }
     base_model_fsdp_plan = {"embeddings.word_embeddings": "free_full_weight", "encoder.layer.*": "free_full_weight"}
 
     vocab_size: int = 30522

@@ -24,6 +24,10 @@ class ExtBigBirdConfig(ExtBertConfig):
 
     model_type = "ext_big_bird"
     official_model_type = "big_bird"
+    base_model_tp_plan = {  # the heads stay together: their random blocks are drawn in one go
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
+    }
 
     vocab_size: int = 50358
     hidden_act: str = "gelu_new"

@@ -21,6 +21,12 @@ class ExtDistilBertConfig(ExtConfig):
     model_type = "ext_distilbert"
     official_model_type = "distilbert"
     attribute_map = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+    base_model_tp_plan = {
+        **{f"transformer.layer.*.attention.{x}": "colwise" for x in ("q_lin", "k_lin", "v_lin")},
+        "transformer.layer.*.attention.out_lin": "rowwise",
+        "transformer.layer.*.ffn.lin1": "colwise",
+        "transformer.layer.*.ffn.lin2": "rowwise",
+    }
     base_model_fsdp_plan = {"embeddings.word_embeddings": "free_full_weight", "transformer.layer.*": "free_full_weight"}
     is_decoder: ClassVar[bool] = False  # the skeleton asks
 

@@ -20,6 +20,10 @@ class ExtLongformerConfig(ExtConfig):
 
     model_type = "ext_longformer"
     official_model_type = "longformer"
+    base_model_tp_plan = {
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
+    }
     base_model_fsdp_plan = {"embeddings.word_embeddings": "free_full_weight", "encoder.layer.*": "free_full_weight"}
     is_decoder = False  # no field: the official configuration has none
 
