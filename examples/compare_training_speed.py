@@ -1,7 +1,6 @@
 """What a step of `Trainer` costs with our classes and with the official ones: all weights, LoRA, two processes.
 
-    python examples/compare_training_speed.py
-    python examples/compare_training_speed.py --models bert llama --processes 1
+    python examples/compare_training_speed.py --models bert llama
 
 A step is what `Trainer` does for one batch: forward, backward, clipping, AdamW, the schedule, its bookkeeping. Models
 have random weights; both sides see the same batches of rows of unequal length, padded on the right. In each process
@@ -92,12 +91,14 @@ def seconds_per_step(name: str, method: str, args: argparse.Namespace) -> dict[s
                     logging_strategy="no", disable_tqdm=True, ddp_find_unused_parameters=False,
                     train_sampling_strategy="sequential", use_cpu=not torch.cuda.is_available(),
                 )  # fmt: skip
-                data, watch = batches * processes, watches[side]
-                first = operator.itemgetter(0)  # a row of this data set is a batch
-                trainer = Trainer(models[side], arguments, first, train_dataset=data, callbacks=[watch])
+                # a row of this data set is a batch
+                trainer = Trainer(models[side], arguments, operator.itemgetter(0), train_dataset=batches * processes)
+                trainer.add_callback(watches[side])
                 trainer.remove_callback(PrinterCallback)
                 trainer.train()
-    return {side: statistics.median(watch.seconds) for side, watch in watches.items()}
+    result = {side: statistics.median(watch.seconds) for side, watch in watches.items()}
+    print(f"{name} {method}, process {rank} of {processes}, seconds: {result}", file=sys.stderr)
+    return result
 
 
 def table(alone: dict, together: dict, processes: int) -> str:
@@ -127,7 +128,7 @@ def main(argv: list[str] | None = None) -> str:
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a step, in each process")
     parser.add_argument("--length", type=int, default=256, help="tokens of the longest row")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a run")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each side")
+    parser.add_argument("--runs", type=int, default=2, help="runs of each side")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     results = {f"{name} {how}": seconds_per_step(name, how, args) for name in args.models for how in METHODS}
