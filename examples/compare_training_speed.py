@@ -76,9 +76,8 @@ def build(name: str, side: str, method: str) -> PreTrainedModel:
 def seconds_per_step(name: str, method: str, args: argparse.Namespace) -> dict[str, float]:
     """Median seconds of a step of either side."""
     processes, rank = (int(os.environ.get(x, alone)) for x, alone in (("WORLD_SIZE", "1"), ("RANK", "0")))
-    models = {side: build(name, side, method) for side in SIDES}
+    models, batches = {side: build(name, side, method) for side in SIDES}, []
     kind, config = getattr(hf_ext, SIZES[name][0]), models["ours"].config
-    batches = []
     for seed in range(1000 * rank, 1000 * rank + UNTIMED + args.steps):
         batch = make_batch(kind, config, ragged_lengths(args.batch_size, args.length, seed=seed), seed=seed)
         batches.append({**batch.inputs, **batch.labels})
