@@ -44,6 +44,9 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from transformers import DistributedConfig
 
 import hf_ext
@@ -319,6 +322,12 @@ def work(rank: int, address: str, folder: Path, extra: bool) -> None:
             failures[job] = f"process {rank}: {traceback.format_exc(limit=-4)}"
         (folder / f"{rank}.json").write_text(json.dumps(failures))
         dist.destroy_process_group()
+        # What torch remembers of layouts holds meshes, and they their groups.
+        _clear_sharding_prop_cache()
+        clear_redistribute_planner_cache()
+        _gen_transform_infos.cache_clear()
+        MeshTopoInfo.build_from_mesh.cache_clear()
+        gc.collect()
 
 
 def free_port() -> int:
