@@ -43,8 +43,8 @@ class Conv1DColumns(TensorParallelLayer):
 
     def shard_param(self, module: nn.Module, param: str, mesh: "DeviceMesh") -> None:
         last = module.get_parameter(param).dim() - 1
-        whole, several = Shard(last), _StridedShard(last, split_factor=self.blocks)
-        distribute(module, param, mesh, whole if self.blocks == 1 else several)
+        placement = Shard(last) if self.blocks == 1 else _StridedShard(last, split_factor=self.blocks)
+        distribute(module, param, mesh, placement)
 
     def install_forward(self, module: nn.Module, mesh: "DeviceMesh") -> nn.Module:
         def forward(x: Tensor) -> Tensor:
