@@ -156,7 +156,9 @@ class EncoderDecoderModel(EncoderUser):
         if use_cache is None:
             use_cache = self.config.use_cache
         cached = past_key_values is not None or bool(use_cache and not self.training)
-        packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached, **kwargs)
+        given = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
+        beams = given.shape[0] != states.shape[0]  # several rows of the decoder read one of the encoder
+        packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached or beams, **kwargs)
         outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -249,6 +251,33 @@ class Seq2SeqLMModel(Seq2SeqHead, VocabularyHead):
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """(B, T) -> (B, T). `DataCollatorForSeq2Seq` calls it, for a `Trainer` that smooths labels."""
         return self.base_model.decoder_inputs_from(labels)
+
+    def _expand_inputs_for_generation(
+        self,
+        expand_size: int = 1,
+        is_encoder_decoder: bool = False,
+        input_ids: Tensor | None = None,
+        **model_kwargs: object,
+    ) -> tuple[Tensor | None, dict[str, object]]:
+        """Rows for beams and for several samples, as `generate` calls it. The encoder's output and its mask stay one
+        row for each text (`CrossAttentionCore.attend_together`): the library repeats them, and with them the
+        projected keys and values of every layer."""
+        # Other kernels tell what is padding among the queries from the mask, which has a place for each key.
+        if (
+            is_encoder_decoder
+            and model_kwargs.get("encoder_outputs") is not None
+            and self.config._attn_implementation in ("sdpa", "eager")
+        ):
+            shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
+            input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)
+            return input_ids, {**expanded, **shared}
+        return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
+
+    def _reorder_cache(self, past_key_values: Cache, beam_idx: Tensor) -> Cache:
+        """The beams that go on, beam_idx (B * beams,); beam search calls it after each step. The encoder's half stays
+        as it is: all beams of a text read the same."""
+        getattr(past_key_values, "self_attention_cache", past_key_values).reorder_cache(beam_idx)
+        return past_key_values
 
     def predict(
         self,

@@ -262,7 +262,16 @@ class CrossAttentionCore(AttentionCore):
         past_key_values: EncoderDecoderCache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """query (B, Q, H * D), encoder_hidden_states (B, K, C) -> (B, Q, H * D), weights (B, H, Q, K)."""
+        """Attention over the encoder's output, or over what the cache holds of it.
+
+        Args:
+            query: (B * n, Q, H * D): n rows, one after the other, for each of the encoder's, as in beam search.
+            encoder_hidden_states: (B, K, C)
+            attention_mask: as the library's mask functions make it for B rows.
+
+        Returns:
+            (B * n, Q, H * D), weights (B * n, H, Q, K).
+        """
         cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
         if cache is not None and cache.is_updated.get(self.layer_idx):
             layer = cache.cross_attention_cache.layers[self.layer_idx]
@@ -272,4 +281,27 @@ class CrossAttentionCore(AttentionCore):
             if cache is not None:
                 key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
                 cache.is_updated[self.layer_idx] = True
-        return self.mix(self.heads(query), key, value, attention_mask=attention_mask, **kwargs)
+        query = self.heads(query)
+        if query.shape[0] == key.shape[0] or kwargs.get("packing") is not None:
+            return self.mix(query, key, value, attention_mask=attention_mask, **kwargs)
+        return self.attend_together(query, key, value, attention_mask=attention_mask, **kwargs)
+
+    def attend_together(
+        self, query: Tensor, key: Tensor, value: Tensor, *, attention_mask: Tensor | None, **kwargs: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """The n rows that read the same text are more queries of one row: no key is repeated, and each is read once.
+
+        Args:
+            query: (B * n, H, Q, D); key and value: (B, G, K, D).
+
+        Returns:
+            (B * n, Q, H * D), weights (B * n, H, Q, K).
+        """
+        rows, (together, heads, queries, width) = key.shape[0], query.shape
+        query = query.unflatten(0, (rows, -1)).transpose(1, 2).reshape(rows, heads, -1, width)
+        if attention_mask is not None and attention_mask.ndim == 4:
+            attention_mask = attention_mask[:, :, :1]  # what is padding is so for every query
+        mixed, weights = self.mix(query, key, value, attention_mask=attention_mask, **kwargs)
+        if weights is not None:
+            weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).reshape(together, heads, queries, -1)
+        return mixed.reshape(together, queries, -1), weights

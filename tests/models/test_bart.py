@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from harness import assert_close, build, pair, subjects
-from transformers import BartConfig, BartModel, MBartConfig, MBartForConditionalGeneration
+from harness import assert_close, build, pair, randomise, subjects
+from transformers import BartConfig, BartModel, GenerationMixin, MBartConfig, MBartForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ext import (
     ExtBartConfig,
@@ -20,6 +21,8 @@ from hf_ext import (
     modeling,
 )
 from hf_ext.layers.attention import CrossAttentionCore
+from hf_ext.models.bart.modeling_bart import ExtBartCrossAttention
+from hf_ext.seq2seq import Seq2SeqLMModel
 
 SIZES = {
     "vocab_size": 40, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -148,6 +151,54 @@ def test_mask_of_the_encoder_is_made_once(model, options, monkeypatch) -> None:
                 step = {"encoder_outputs": encoded, "decoder_input_ids": IDS[:, 1:2], "past_key_values": cache}
                 logits.append(model(attention_mask=given, **step).logits)
             assert torch.equal(*logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}], ids=str)
+def test_beams_share_what_they_read(model, attention, use_cache, options, monkeypatch) -> None:
+    """The encoder's output is projected once for each text, and the beams attend to it as they do to copies of it."""
+    randomise(model, seed=1)
+    model.set_attn_implementation(attention)
+    rows, results = [], []
+    project = ExtBartCrossAttention.project_encoder
+
+    def count(self: ExtBartCrossAttention, states: torch.Tensor) -> tuple:
+        rows.append(states.shape[0])
+        return project(self, states)
+
+    monkeypatch.setattr(ExtBartCrossAttention, "project_encoder", count)
+    repeat = GenerationMixin._expand_inputs_for_generation
+    asked = {"max_new_tokens": 6, "use_cache": use_cache, "return_dict_in_generate": True, "output_logits": True}
+    asked["decoder_input_ids"] = torch.tensor([[2, 4, 9], [2, 30, 11]])
+    if attention == "eager":
+        asked["output_attentions"] = True
+    for share in (True, False):
+        if not share:
+            monkeypatch.setattr(Seq2SeqLMModel, "_expand_inputs_for_generation", repeat)
+            monkeypatch.delattr(Seq2SeqLMModel, "_reorder_cache")
+        torch.manual_seed(1)
+        results.append(model.generate(IDS, attention_mask=MASK, **{"do_sample": False, **asked, **options}))
+        assert (set(rows) == {2}) == share
+        rows.clear()
+    ours, repeated = results
+    assert torch.equal(ours.sequences, repeated.sequences)
+    for mine, expected in zip(ours.logits, repeated.logits, strict=True):
+        assert_close(mine, expected, "logits")
+    if attention == "eager":
+        for mine, expected in zip(ours.cross_attentions, repeated.cross_attentions, strict=True):
+            for one, other in zip(mine, expected, strict=True):
+                assert_close(one, other, "weights")
+
+
+def test_other_kernels_have_rows_for_beams(model) -> None:
+    """Flex and flash attention make their masks for as many rows as there are queries."""
+    for attention, rows in (("sdpa", 2), ("eager", 2), ("flex_attention", 6)):
+        model.config._attn_implementation = attention
+        given = {"encoder_outputs": BaseModelOutput(torch.randn(2, 5, 16)), "attention_mask": MASK}
+        _, inputs = model._expand_inputs_for_generation(3, True, IDS[:, :1], **given)
+        assert len(inputs["encoder_outputs"].last_hidden_state) == len(inputs["attention_mask"]) == rows
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
