@@ -2460,3 +2460,24 @@ def check_fresh_import(class_name: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=scratch(), check=False)
     assert done.returncode == 0, done.stderr[-600:]
     assert done.stdout.strip() == class_name
+
+
+FIRST_IMPORT = """
+import os, sys
+from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerFast
+for name in sys.argv[1:]:
+    if not (child := os.fork()):
+        module = __import__("hf_ext", fromlist=[name])
+        print(getattr(module, name).__name__, flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(name)
+"""
+
+
+def check_first_import(class_names: list[str]) -> None:
+    """A class that can be imported after another one only: each is the first one of a process."""
+    command = [sys.executable, "-c", FIRST_IMPORT, *class_names]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=scratch(), check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+    assert done.stdout.split() == class_names

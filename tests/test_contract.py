@@ -3,6 +3,8 @@
 An architecture is tested because it is registered; `tests/cases/` describes its configurations and heads.
 """
 
+import os
+
 import harness
 import pytest
 import torch
@@ -336,24 +338,24 @@ def test_quantised(subject, bits):
 # --- export, compile ----------------------------------------------------------------------------------------------
 
 
-# Tracing takes seconds, and heads of one kind are one class: one for each architecture in every run, the others when
+# Tracing takes seconds, and heads of one kind are one class: one for each kind of blocks in every run, the others when
 # asked for.
 TRACED = one_per_architecture("masked", "causal", *BASES, where=own_blocks)
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 KINDS_OF_BLOCKS = ("bert", "llama", "longformer", "big_bird", "bart", "t5", "swin")  # the others share their attention
-COMPILED = [
+IN_EVERY_RUN = [
     pytest.param(s, marks=() if s.model_type.removeprefix("ext_") in KINDS_OF_BLOCKS else pytest.mark.slow)
     for s in TRACED
 ]
 
 
-@over(TRACED)
+@over(IN_EVERY_RUN)
 @matrix("torch.export")
 def test_export(subject):
     harness.check_export(subject)
 
 
-@over(COMPILED)
+@over(IN_EVERY_RUN)
 @matrix("compile")
 def test_compile(subject):
     harness.check_compile(subject)
@@ -438,14 +440,10 @@ def test_rotary(subject):
     harness.check_rotary(subject)
 
 
-# A process each; half a dozen show what there is to see: an encoder, a decoder, both, images, pairs, no stock type.
-@pytest.mark.parametrize(
-    "class_name",
-    [
-        next(iter(architecture.heads.values()))
-        for name, architecture in hf_ext.architectures().items()
-        if name.removeprefix("ext_") in ("bert", "llama", "t5", "swin", "clip", "transformer")
-    ],
-)
-def test_fresh_import(class_name):
-    harness.check_fresh_import(class_name)
+def test_fresh_import():
+    harness.check_fresh_import("ExtBertModel")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes that start from one state")
+def test_first_import():
+    harness.check_first_import([next(iter(x.heads.values())) for x in hf_ext.architectures().values()])

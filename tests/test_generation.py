@@ -79,7 +79,19 @@ def test_window_cache(subject):
     generation.check_window_cache(subject)
 
 
-@pytest.mark.parametrize("subject", [s for s in generating() + answering() if not s.case.blocks_of], ids=str)
+# Those that share their attention and cache with one of these are compiled when slow tests are asked for.
+KINDS_OF_STEPS = ("gpt2", "mistral", "gpt_neo", "bloom", "bart", "t5", "whisper", "transformer")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        pytest.param(s, marks=() if s.model_type.removeprefix("ext_") in KINDS_OF_STEPS else pytest.mark.slow)
+        for s in generating() + answering()
+        if not s.case.blocks_of
+    ],
+    ids=str,
+)
 def test_compiled_decoding(subject):
     generation.check_compiled_decoding(subject, "eager")
 
