@@ -157,8 +157,13 @@ class EncoderDecoderModel(EncoderUser):
             use_cache = self.config.use_cache
         cached = past_key_values is not None or bool(use_cache and not self.training)
         given = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
-        beams = given.shape[0] != states.shape[0]  # several rows of the decoder read one of the encoder
-        packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached or beams, **kwargs)
+        together = given.shape[0] != states.shape[0]
+        if together and not is_tracing(states) and given.shape[0] % states.shape[0]:
+            raise ValueError(
+                f"the decoder has {given.shape[0]} rows and the encoder's output {states.shape[0]}: give as many, or a "
+                "multiple, where several rows of the decoder, one after the other, read one of the encoder."
+            )
+        packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached or together, **kwargs)
         outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -201,7 +206,8 @@ class EncoderDecoderModel(EncoderUser):
         Args:
             input_ids: (B, S) of the encoder; or inputs_embeds: (B, S, C).
             attention_mask: (B, S), 1 at the encoder's real tokens.
-            decoder_input_ids: (B, T), those that no cache holds; or decoder_inputs_embeds: (B, T, C).
+            decoder_input_ids: (B, T), those that no cache holds; or decoder_inputs_embeds: (B, T, C). A multiple n of B
+                rows: each row of the encoder is read by n of them, one after the other.
             decoder_attention_mask: (B, P + T), 1 at real tokens, cached ones included; default all.
             encoder_outputs: what the encoder returned before, then it does not run; an output or a tuple.
             past_key_values: an `EncoderDecoderCache`; one is made when `use_cache` and the model is in eval mode.
@@ -212,7 +218,8 @@ class EncoderDecoderModel(EncoderUser):
             `encoder_attentions`.
 
         Raises:
-            ValueError: contradictory inputs, a decoder without input, ids or positions outside their table.
+            ValueError: contradictory inputs, a decoder without input, ids or positions outside their table, rows of the
+                decoder that are no multiple of the encoder's.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.default_decoder_ids(input_ids)

@@ -192,6 +192,26 @@ def test_beams_share_what_they_read(model, attention, use_cache, options, monkey
                 assert_close(one, other, "weights")
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_several_answers_to_one_text(model, attention) -> None:
+    """Loss and gradients are those of a batch in which the text is repeated for each answer."""
+    randomise(model, seed=1)
+    model.set_attn_implementation(attention)
+    answers = torch.tensor([[5, 6, 2], [9, 2, -100], [7, 7, 2], [11, 12, 2]])
+    found = []
+    for copies in (1, 2):
+        model.zero_grad()
+        ids, mask = (x.repeat_interleave(copies, 0) for x in (IDS, MASK))
+        output = model(ids, attention_mask=mask, labels=answers, output_logits=True)
+        output.loss.backward()
+        found.append((output, {name: x.grad for name, x in model.named_parameters()}))
+    (shared, gradients), (repeated, expected) = found
+    assert_close(shared.loss, repeated.loss, "loss")
+    assert_close(shared.logits, repeated.logits, "logits")
+    for name, gradient in gradients.items():
+        assert_close(gradient, expected[name], name)
+
+
 def test_other_kernels_have_rows_for_beams(model) -> None:
     """Flex and flash attention make their masks for as many rows as there are queries."""
     for attention, rows in (("sdpa", 2), ("eager", 2), ("flex_attention", 6)):
@@ -207,6 +227,11 @@ def test_other_kernels_have_rows_for_beams(model) -> None:
 def test_labels_longer_than_the_positions(model) -> None:
     with pytest.raises(ValueError, match=r"13 tokens.*12.*max_position_embeddings=12"):
         model(IDS, labels=torch.full((2, 13), 5))
+
+
+def test_rows_that_do_not_belong_together(model) -> None:
+    with pytest.raises(ValueError, match="3 rows and the encoder's output 2"):
+        model(IDS, decoder_input_ids=torch.full((3, 2), 5))
 
 
 def test_no_start_token(model) -> None:
