@@ -3,7 +3,7 @@
 The encoder and the decoder are models of their own, `SequenceEncoder` and `SequenceDecoder`, under the names `encoder`
 and `decoder`; `EncoderDecoderModel` runs one after the other. On a batch with padding the encoder computes real tokens
 only, and outside generation so does the cross-attention (`CrossPacking`). In generation the keys and values of the
-encoder's output are projected once and kept in an `EncoderDecoderCache`.
+encoder's output are projected once, for all beams of a text, and kept in an `EncoderDecoderCache`.
 
 Shapes: B batch, S encoder tokens, T decoder tokens, N real encoder tokens, C model width, V vocabulary.
 """
