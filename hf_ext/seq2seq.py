@@ -33,6 +33,9 @@ from hf_ext.losses import IGNORE_INDEX
 from hf_ext.modeling import DecoderModel, EncoderModel
 
 SHARED = ("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions")
+# Attention in which several rows of the decoder can be more queries of one row. Others make of the mask, which has a
+# place for each key, what is padding among the queries too.
+TOGETHER = ("sdpa", "eager")
 RECORDED = ("past_key_values", "decoder_hidden_states", "decoder_attentions", "cross_attentions", *SHARED)
 
 
@@ -137,6 +140,24 @@ class EncoderDecoderModel(EncoderUser):
             return states, attention_mask, None
         return plan.pack(states), None, CrossPacking(plan)
 
+    def for_rows(self, rows: int, states: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The encoder's output (B, S, C) and its mask for B * n rows of the decoder: as they are, where the attention
+        in use reads them together, else n of each.
+
+        Raises:
+            ValueError: the rows are no multiple of B.
+        """
+        if not is_tracing(states) and rows % states.shape[0]:
+            raise ValueError(
+                f"the decoder has {rows} rows and the encoder's output {states.shape[0]}: give as many, or a multiple, "
+                "where several rows of the decoder, one after the other, read one of the encoder."
+            )
+        if self.config._attn_implementation in TOGETHER:
+            return states, attention_mask
+        copies = rows // states.shape[0]
+        mask = None if attention_mask is None else attention_mask.repeat_interleave(copies, 0)
+        return states.repeat_interleave(copies, 0), mask
+
     def decode(
         self,
         encoder_outputs: ModelOutput,
@@ -158,11 +179,8 @@ class EncoderDecoderModel(EncoderUser):
         cached = past_key_values is not None or bool(use_cache and not self.training)
         given = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
         together = given.shape[0] != states.shape[0]
-        if together and not is_tracing(states) and given.shape[0] % states.shape[0]:
-            raise ValueError(
-                f"the decoder has {given.shape[0]} rows and the encoder's output {states.shape[0]}: give as many, or a "
-                "multiple, where several rows of the decoder, one after the other, read one of the encoder."
-            )
+        if together:
+            states, attention_mask = self.for_rows(given.shape[0], states, attention_mask)
         packed, encoder_mask, packing = self.pack_encoder(states, attention_mask, cached=cached or together, **kwargs)
         outputs = self.decoder(
             input_ids=decoder_input_ids,
@@ -269,11 +287,10 @@ class Seq2SeqLMModel(Seq2SeqHead, VocabularyHead):
         """Rows for beams and for several samples, as `generate` calls it. The encoder's output and its mask stay one
         row for each text (`CrossAttentionCore.attend_together`): the library repeats them, and with them the
         projected keys and values of every layer."""
-        # Other kernels tell what is padding among the queries from the mask, which has a place for each key.
         if (
             is_encoder_decoder
             and model_kwargs.get("encoder_outputs") is not None
-            and self.config._attn_implementation in ("sdpa", "eager")
+            and self.config._attn_implementation in TOGETHER
         ):
             shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
             input_ids, expanded = super()._expand_inputs_for_generation(expand_size, False, input_ids, **model_kwargs)

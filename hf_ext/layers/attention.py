@@ -293,14 +293,15 @@ class CrossAttentionCore(AttentionCore):
 
         Args:
             query: (B * n, H, Q, D); key and value: (B, G, K, D).
+            attention_mask: (B, 1 or H, 1 or Q, K), as "sdpa" and "eager" have it.
 
         Returns:
             (B * n, Q, H * D), weights (B * n, H, Q, K).
         """
         rows, (together, heads, queries, width) = key.shape[0], query.shape
         query = query.unflatten(0, (rows, -1)).transpose(1, 2).reshape(rows, heads, -1, width)
-        if attention_mask is not None and attention_mask.ndim == 4:
-            attention_mask = attention_mask[:, :, :1]  # what is padding is so for every query
+        if attention_mask is not None and attention_mask.shape[2] > 1:
+            attention_mask = attention_mask.repeat(1, 1, together // rows, 1)
         mixed, weights = self.mix(query, key, value, attention_mask=attention_mask, **kwargs)
         if weights is not None:
             weights = weights.unflatten(2, (-1, queries)).transpose(1, 2).reshape(together, heads, queries, -1)

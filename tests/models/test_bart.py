@@ -5,8 +5,17 @@ import copy
 import pytest
 import torch
 from harness import assert_close, build, pair, randomise, subjects
-from transformers import BartConfig, BartModel, GenerationMixin, MBartConfig, MBartForConditionalGeneration
+from transformers import (
+    BartConfig,
+    BartModel,
+    GenerationMixin,
+    MBartConfig,
+    MBartForConditionalGeneration,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ext import (
     ExtBartConfig,
@@ -192,9 +201,11 @@ def test_beams_share_what_they_read(model, attention, use_cache, options, monkey
                 assert_close(one, other, "weights")
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_several_answers_to_one_text(model, attention) -> None:
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "of_the_user"])
+def test_several_answers_to_one_text(model, attention, monkeypatch) -> None:
     """Loss and gradients are those of a batch in which the text is repeated for each answer."""
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "of_the_user", sdpa_attention_forward)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "of_the_user", sdpa_mask)
     randomise(model, seed=1)
     model.set_attn_implementation(attention)
     answers = torch.tensor([[5, 6, 2], [9, 2, -100], [7, 7, 2], [11, 12, 2]])
@@ -210,6 +221,28 @@ def test_several_answers_to_one_text(model, attention) -> None:
     assert_close(shared.logits, repeated.logits, "logits")
     for name, gradient in gradients.items():
         assert_close(gradient, expected[name], name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_several_rows_with_a_mask_of_their_own(model, attention) -> None:
+    """What of the text each place of the answer may see."""
+    randomise(model, seed=1)
+    model.set_attn_implementation(attention)
+    answers, states = torch.randint(3, 40, (6, 3)), torch.randn(2, 5, 16)
+    seen = torch.rand(2, 1, 3, 5) < 0.6
+    seen[..., 0] = True
+    mask = seen if attention == "sdpa" else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    logits = [
+        model(
+            encoder_outputs=(states.repeat_interleave(copies, 0),),
+            attention_mask=mask.repeat_interleave(copies, 0),
+            decoder_input_ids=answers,
+        ).logits
+        for copies in (1, 3)
+    ]
+    assert_close(*logits, "logits")
+    assert (logits[0] - model(encoder_outputs=(states,), decoder_input_ids=answers).logits).abs().max() > 1e-3
 
 
 def test_other_kernels_have_rows_for_beams(model) -> None:
