@@ -200,7 +200,7 @@ class EncoderDecoderModel(EncoderUser):
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=states,
+            encoder_last_hidden_state=encoder_outputs[0],
             encoder_hidden_states=encoder_outputs.get("hidden_states"),
             encoder_attentions=encoder_outputs.get("attentions"),
         )

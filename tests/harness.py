@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FunctionType
 
 import PIL.Image
+import pytest
 import torch
 import transformers
 from cases import (
@@ -308,6 +309,12 @@ def one_per_architecture(*kinds: str, where: Callable[[Subject], bool] | None = 
         candidates.sort(key=lambda s: kinds.index(s.kind))
         found += candidates[:1]
     return found
+
+
+def slow_but(model_types: tuple[str, ...], found: list[Subject]) -> list:
+    """Parameters: the subjects of these architectures in every run, the others when slow tests are asked for."""
+    quick = [s.model_type.removeprefix("ext_") in model_types for s in found]
+    return [s if here else pytest.param(s, marks=pytest.mark.slow) for s, here in zip(found, quick, strict=True)]
 
 
 # --- building and comparing ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import harness
 import pytest
 import torch
 from cases import CASES, POOLED
-from harness import BASES, IMPLEMENTATIONS, Subject, base_subject, broad, one_per_architecture, subjects
+from harness import BASES, IMPLEMENTATIONS, Subject, base_subject, broad, one_per_architecture, slow_but, subjects
 
 import hf_ext
 
@@ -343,19 +343,15 @@ def test_quantised(subject, bits):
 TRACED = one_per_architecture("masked", "causal", *BASES, where=own_blocks)
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
 KINDS_OF_BLOCKS = ("bert", "llama", "longformer", "big_bird", "bart", "t5", "swin")  # the others share their attention
-IN_EVERY_RUN = [
-    pytest.param(s, marks=() if s.model_type.removeprefix("ext_") in KINDS_OF_BLOCKS else pytest.mark.slow)
-    for s in TRACED
-]
 
 
-@over(IN_EVERY_RUN)
+@over(slow_but(KINDS_OF_BLOCKS, TRACED))
 @matrix("torch.export")
 def test_export(subject):
     harness.check_export(subject)
 
 
-@over(IN_EVERY_RUN)
+@over(slow_but(KINDS_OF_BLOCKS, TRACED))
 @matrix("compile")
 def test_compile(subject):
     harness.check_compile(subject)

@@ -3,6 +3,7 @@
 import generation
 import pytest
 from generation import answering, answering_text, generating, windowed
+from harness import slow_but
 
 over_generating = pytest.mark.parametrize("subject", generating(), ids=str)
 
@@ -85,11 +86,7 @@ KINDS_OF_STEPS = ("gpt2", "mistral", "gpt_neo", "bloom", "bart", "t5", "whisper"
 
 @pytest.mark.parametrize(
     "subject",
-    [
-        pytest.param(s, marks=() if s.model_type.removeprefix("ext_") in KINDS_OF_STEPS else pytest.mark.slow)
-        for s in generating() + answering()
-        if not s.case.blocks_of
-    ],
+    slow_but(KINDS_OF_STEPS, [s for s in generating() + answering() if not s.case.blocks_of]),
     ids=str,
 )
 def test_compiled_decoding(subject):

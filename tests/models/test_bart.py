@@ -217,6 +217,7 @@ def test_several_answers_to_one_text(model, attention, monkeypatch) -> None:
         output.loss.backward()
         found.append((output, {name: x.grad for name, x in model.named_parameters()}))
     (shared, gradients), (repeated, expected) = found
+    assert len(shared.encoder_last_hidden_state) == len(IDS)
     assert_close(shared.loss, repeated.loss, "loss")
     assert_close(shared.logits, repeated.logits, "logits")
     for name, gradient in gradients.items():
