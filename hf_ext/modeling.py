@@ -39,6 +39,7 @@ from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.packing import BUCKETED, FLASH, Packing
 from hf_ext.layers.patterns.sliding_window import SlidingWindow
 from hf_ext.layers.positions import Alibi
+from hf_ext.layers.quantized import choose_kernels, unpack
 from hf_ext.safety import check_files, check_size, refuse_more_than_memory, sizes_that_exist, tensor_bytes
 
 
@@ -194,10 +195,27 @@ class ExtPreTrainedModel(PreTrainedModel):
             self.disable_input_require_grads()
             self.enable_input_require_grads()
 
+    def train(self, mode: bool = True) -> "ExtPreTrainedModel":
+        """As every module's; layers of 4 bits are put in a state that can be trained, and evaluated."""
+        super().train(mode)
+        if getattr(self, "quantization_method", None) is not None:
+            choose_kernels(self, training=mode)
+        return self
+
+    def state_dict(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """As every module's; weights of 4 bits have the layout that loading expects."""
+        self._unpack_layers()
+        return super().state_dict(*args, **kwargs)
+
+    def _unpack_layers(self) -> None:
+        for layer in self.modules():
+            unpack(layer)
+
     @torch.no_grad()
     def dequantize(self, dtype: torch.dtype | None = None) -> "ExtPreTrainedModel":
         """The library's, and the layers are again what the class has: it makes each a `Linear`, with a weight that is
         not in the files of GPT-2's transposed `Conv1D`."""
+        self._unpack_layers()
         model = super().dequantize(dtype)
         with torch.device("meta"):
             outline = type(self)(self.config)

@@ -8,6 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import gc
+import importlib.util
 import random
 import re
 import sys
@@ -83,6 +84,21 @@ def same_random_numbers():
     yield
     torch.use_deterministic_algorithms(deterministic)
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_kernel_of_four_bits():
+    """On processors with AVX512-BF16 bitsandbytes has a second one, in bf16, which refuses small layers and passes no
+    gradients: what is compared to fp32's precision does without it on every machine. `layers/test_quantized.py` is
+    about it."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        yield
+        return
+    import bitsandbytes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

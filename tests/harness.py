@@ -311,10 +311,19 @@ def one_per_architecture(*kinds: str, where: Callable[[Subject], bool] | None = 
     return found
 
 
-def slow_but(model_types: tuple[str, ...], found: list[Subject]) -> list:
-    """Parameters: the subjects of these architectures in every run, the others when slow tests are asked for."""
-    quick = [s.model_type.removeprefix("ext_") in model_types for s in found]
-    return [s if here else pytest.param(s, marks=pytest.mark.slow) for s, here in zip(found, quick, strict=True)]
+def slow_unless(quick: Callable[[Subject], bool], found: list[Subject]) -> list:
+    """Parameters: some subjects in every run, the others when slow tests are asked for."""
+    return [s if quick(s) else pytest.param(s, marks=pytest.mark.slow) for s in found]
+
+
+def of_architectures(*model_types: str) -> Callable[[Subject], bool]:
+    """Whether a subject is of one of these architectures, by official name."""
+    return lambda subject: subject.model_type.removeprefix("ext_") in model_types
+
+
+def is_first(subject: Subject) -> bool:
+    """Whether it is the first configuration of a class, or a variant of the class's own."""
+    return subject.config_name in (next(iter(subject.case.configs)), *subject.head.variants)
 
 
 # --- building and comparing ---------------------------------------------------------------------------------------
@@ -2017,9 +2026,18 @@ def check_quantised(subject: Subject, bits: int) -> None:
             compare_outputs(actual, expected, f"{bits} bit", subject.compared(inputs, "right"), tolerance)
             real = real_positions(inputs)
             compare_outputs(ours(**inputs), expected, f"{bits} bit, padding left out", real, tolerance)
-        full = tensors_of(source.eval()(**inputs, **subject.as_stock))
-        for name, value in tensors_of(ours(**inputs, skip_padding=False)).items():
-            assert 0 < (value - full[name]).norm() < full[name].norm(), f"{name} has nothing in common with fp32"
+        full = subject.ours.from_pretrained(folder, dtype=torch.float32)
+        compared = 0
+        for name in quantised[1]:  # layer by layer: over layers of random weights any error grows
+            layer, reference = ours.get_submodule(name), full.get_submodule(name)
+            if bits == 4 and layer.in_features % layer.weight.blocksize:
+                continue  # with AVX512, bitsandbytes 0.50 takes a neighbour's scale where a block ends within a row
+            compared += 1
+            x = torch.randn(32, 1, layer.in_features)
+            expected = reference(x) - reference(torch.zeros_like(x))
+            error = (layer(x) - reference(x)).norm() / expected.norm()
+            assert 0 < error < (0.15 if bits == 4 else 0.02), f"{name}: {error:.3f} of fp32's values"
+        assert compared
     ours = prepare_model_for_kbit_training(ours, use_gradient_checkpointing=False)
     tuned = get_peft_model(ours, adapter(subject))
     labels = subject.labels(ours.config, inputs)

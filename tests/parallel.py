@@ -7,6 +7,7 @@ Shapes: B batch, T tokens.
 """
 
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -279,8 +280,19 @@ WORK: dict[str, tuple[Callable[[Subject], None], Callable[[], list[Subject]]]] =
 }
 
 
+@functools.cache
+def split_in_every_run() -> set[Subject]:
+    """Of each class the first configuration whose heads can be divided; of Falcon all, whose attentions differ."""
+    dividing = [s for s in planned() if heads_divide(s)]
+    first = {s.class_name: s for s in reversed(dividing)}
+    return {s for s in dividing if s == first[s.class_name] or s.model_type == "ext_falcon"}
+
+
 def is_extra(name: str, subject: Subject) -> bool:
-    """Whether a job is for slow tests: the blocks, and what is around them, are those of another architecture."""
+    """Whether a job is for slow tests: the blocks, and what is around them, are those of another architecture, or the
+    heads are divided as in another configuration."""
+    if name == "tensor" and heads_divide(subject) and subject not in split_in_every_run():
+        return True
     return (
         subject.kind in ("seq2seq", "image_row")
         and subject.case.blocks_of is not None

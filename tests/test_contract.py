@@ -9,7 +9,18 @@ import harness
 import pytest
 import torch
 from cases import CASES, POOLED
-from harness import BASES, IMPLEMENTATIONS, Subject, base_subject, broad, one_per_architecture, slow_but, subjects
+from harness import (
+    BASES,
+    IMPLEMENTATIONS,
+    Subject,
+    base_subject,
+    broad,
+    is_first,
+    of_architectures,
+    one_per_architecture,
+    slow_unless,
+    subjects,
+)
 
 import hf_ext
 
@@ -36,6 +47,23 @@ def over(found: list[Subject]):
 
 matrix = pytest.mark.matrix  # a column of the README's table of what was tried with what
 attention = pytest.mark.parametrize("attn", IMPLEMENTATIONS)
+
+
+def with_each_attention(found: list[Subject]):
+    """Parametrise over subjects and kernels. That eager attention equals sdpa is checked for every configuration
+    (`test_eager_equals_sdpa`); in others than the first it goes through the rest when slow tests are asked for."""
+    assert found, "nothing to check"
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        ("subject", "attn"),
+        [
+            pytest.param(s, attn, id=f"{s}-{attn}", marks=slow if attn == "eager" and not is_first(s) else ())
+            for attn in IMPLEMENTATIONS
+            for s in found
+        ],
+    )
+
+
 WITH_VOCABULARY = ("masked", "causal", "pretraining", "seq2seq", "aligned")
 LABELLED = (*WITH_VOCABULARY, "row", "next_sentence", "token", "span", "choice", "double", "image_row", "speech_row")
 architecture = pytest.mark.parametrize("model_type", ARCHITECTURES)
@@ -100,8 +128,7 @@ def test_files_equal_stock(subject):
 # --- forward ------------------------------------------------------------------------------------------------------
 
 
-@attention
-@over(broad())
+@with_each_attention(broad())
 def test_forward(subject, attn):
     harness.check_forward(subject, attn)
 
@@ -124,8 +151,7 @@ def test_attention_switches(subject):
 # --- training step ------------------------------------------------------------------------------------------------
 
 
-@attention
-@over(broad())
+@with_each_attention(broad())
 def test_training_step(subject, attn):
     harness.check_training_step(subject, attn)
 
@@ -161,8 +187,7 @@ def test_generation_after_resize(subject):
     harness.check_generation_after_resize(subject)
 
 
-@attention
-@over(subjects(where=lambda s: s.generates and not s.depends_on_length))
+@with_each_attention(subjects(where=lambda s: s.generates and not s.depends_on_length))
 def test_cache(subject, attn):
     harness.check_cache(subject, attn)
 
@@ -186,14 +211,14 @@ def test_logits_to_keep(subject):
 # --- packing ------------------------------------------------------------------------------------------------------
 
 
-@attention
-@over(subjects("base", "causal", where=lambda s: s.causal and not s.depends_on_length and s.config_name != "cross"))
+@with_each_attention(
+    subjects("base", "causal", where=lambda s: s.causal and not s.depends_on_length and s.config_name != "cross")
+)
 def test_packed(subject, attn):
     harness.check_packed(subject, attn)
 
 
-@attention
-@over(broad(where=is_encoder))
+@with_each_attention(broad(where=is_encoder))
 def test_padding_free(subject, attn):
     harness.check_padding_free(subject, attn)
 
@@ -231,7 +256,7 @@ def test_labels_are_shifted_once(subject):
 # --- gradient checkpointing ---------------------------------------------------------------------------------------
 
 
-@over(broad())
+@over(slow_unless(is_first, broad()))
 @matrix("checkpointing")
 def test_gradient_checkpointing(subject):
     harness.check_gradient_checkpointing(subject)
@@ -265,7 +290,7 @@ def test_evaluate(subject):
 # --- memory, ties, sizes, names, initial values -------------------------------------------------------------------
 
 
-@over(broad())
+@over(slow_unless(is_first, broad()))
 def test_reload(subject):
     harness.check_reload(subject)
 
@@ -342,16 +367,17 @@ def test_quantised(subject, bits):
 # asked for.
 TRACED = one_per_architecture("masked", "causal", *BASES, where=own_blocks)
 OTHERS = [s for s in subjects(configs="one") if s not in TRACED]
-KINDS_OF_BLOCKS = ("bert", "llama", "longformer", "big_bird", "bart", "t5", "swin")  # the others share their attention
+# The others share their attention with one of these.
+KINDS_OF_BLOCKS = of_architectures("bert", "llama", "longformer", "big_bird", "bart", "t5", "swin")
 
 
-@over(slow_but(KINDS_OF_BLOCKS, TRACED))
+@over(slow_unless(KINDS_OF_BLOCKS, TRACED))
 @matrix("torch.export")
 def test_export(subject):
     harness.check_export(subject)
 
 
-@over(slow_but(KINDS_OF_BLOCKS, TRACED))
+@over(slow_unless(KINDS_OF_BLOCKS, TRACED))
 @matrix("compile")
 def test_compile(subject):
     harness.check_compile(subject)

@@ -3,7 +3,7 @@
 import generation
 import pytest
 from generation import answering, answering_text, generating, windowed
-from harness import slow_but
+from harness import of_architectures, slow_unless
 
 over_generating = pytest.mark.parametrize("subject", generating(), ids=str)
 
@@ -81,12 +81,12 @@ def test_window_cache(subject):
 
 
 # Those that share their attention and cache with one of these are compiled when slow tests are asked for.
-KINDS_OF_STEPS = ("gpt2", "mistral", "gpt_neo", "bloom", "bart", "t5", "whisper", "transformer")
+KINDS_OF_STEPS = of_architectures("gpt2", "mistral", "gpt_neo", "bloom", "bart", "t5", "whisper", "transformer")
 
 
 @pytest.mark.parametrize(
     "subject",
-    slow_but(KINDS_OF_STEPS, [s for s in generating() + answering() if not s.case.blocks_of]),
+    slow_unless(KINDS_OF_STEPS, [s for s in generating() + answering() if not s.case.blocks_of]),
     ids=str,
 )
 def test_compiled_decoding(subject):

@@ -365,7 +365,8 @@ def test_which_plan():
     model.set_attn_implementation("eager")
     assert plan_for(model, 9).shape[-2:] == (9, 9)
     model.set_attn_implementation("flex_attention")
-    assert type(plan_for(model, 9)).__name__ == "BlockMask"
+    with torch.compiler.set_stance("force_eager"):  # compiling what builds the mask takes long
+        assert type(plan_for(model, 9)).__name__ == "BlockMask"
     assert plan_for(mistral(None), 9) is None
 
 
