@@ -333,6 +333,7 @@ def work(rank: int, address: str, folder: Path, extra: bool) -> None:
         except Exception:
             failures[job] = f"process {rank}: {traceback.format_exc(limit=-4)}"
         (folder / f"{rank}.json").write_text(json.dumps(failures))
+        gc.collect()  # a model's wrapper that is freed after its group waits for ever
         dist.destroy_process_group()
         # What torch remembers of layouts holds meshes, and they their groups.
         _clear_sharding_prop_cache()
