@@ -6,12 +6,13 @@ Shapes: B batch, T tokens, H heads, D head width, W window, S queries of a block
 import pytest
 import torch
 from cases import padding_mask
-from torch import Tensor
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_ext.layers.packing import Packing
-from hf_ext.layers.patterns.window_global import WindowGlobal
+from hf_ext.layers.patterns.window_global import Projected, Unprojected, WindowGlobal, is_plain
 
 TOLERANCE = 1e-9
 HEADS, WIDTH = 2, 4
@@ -55,7 +56,7 @@ def formula(six: list[Tensor], window: int, is_global: Tensor | None, real: Tens
 def attend(plan: WindowGlobal, six: list[Tensor], window: int, dropout: float = 0.0) -> Tensor:
     whole = None
     if plan.has_globals:
-        whole = (six[3].flatten(0, 1)[plan.global_tokens], *six[4:])
+        whole = Projected(six[3].flatten(0, 1)[plan.global_tokens], *six[4:])
     return plan.attend(tuple(six[:3]), whole, window=window, dropout=dropout, scaling=0.3)[0]
 
 
@@ -174,3 +175,76 @@ def test_size_is_proportional_to_the_length(with_globals, explicit, dropout):
         sizes.append(largest.elements)
     assert sizes[1] < tokens * tokens / 4
     assert sizes[1] <= 2.1 * sizes[0]
+
+
+# --- global queries and tokens that are not projected -------------------------------------------------------------
+
+
+def projections() -> tuple[nn.Linear, nn.Linear]:
+    torch.manual_seed(3)
+    return tuple(nn.Linear(5, HEADS * WIDTH, dtype=torch.float64) for _ in range(2))
+
+
+def both_ways(plan: WindowGlobal, dropout: float = 0.0) -> list[tuple[Tensor, ...]]:
+    """What global tokens get from projected tokens and from tokens as they are, (n, G, H, D) of each of the rows, and
+    the gradients of tokens, queries, weights and biases."""
+    key, value = projections()
+    batch, tokens = plan.rows[0].bucket.count, plan.rows[0].bucket.length
+    if plan.rows[0].packed:
+        batch, tokens = 1, sum(rows.bucket.tokens for rows in plan.rows)
+    x = torch.randn(batch, tokens, 5, dtype=torch.float64, requires_grad=True)
+    query = torch.randn(len(plan.global_tokens), HEADS, WIDTH, dtype=torch.float64, requires_grad=True)
+    projected = Projected(query, *(layer(x).unflatten(-1, (HEADS, WIDTH)) for layer in (key, value)))
+    results = []
+    for whole, explicit in ((projected, True), (Unprojected(query, x, key, value), False)):
+        torch.manual_seed(5)
+        options = {"dropout": dropout, "scaling": 0.3, "explicit": explicit}
+        found = [
+            whole.attend(rows, **options)[0][rows.globals.filled] for rows in plan.rows if rows.globals is not None
+        ]
+        leaves = [x, query, *key.parameters(), *value.parameters()]
+        weighted = sum((y * torch.arange(1, y.numel() + 1).view_as(y)).sum() for y in found)
+        results.append((*found, *torch.autograd.grad(weighted, leaves)))
+    return results
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("padding", ["none", "right", "left", "holes"])
+def test_tokens_need_not_be_projected(padding, dropout):
+    real = padding_mask(padding, 4, 13)
+    real = None if real is None else real.bool()
+    is_global = global_places(4, 13) if real is None else global_places(4, 13) & real
+    plan = WindowGlobal((4, 13), dtype=torch.float64, device=torch.device("cpu"), real=real, is_global=is_global)
+    for mine, theirs in zip(*both_ways(plan, dropout), strict=True):
+        assert (mine - theirs).abs().max() < TOLERANCE * max(1.0, theirs.abs().max())
+
+
+def test_packed_tokens_need_not_be_projected():
+    lengths = (3, 200, 1, 9, 40)
+    places = torch.cat([global_places(4, n)[i % 4] for i, n in enumerate(lengths)])[None]
+    plan = WindowGlobal(
+        (1, sum(lengths)),
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+        is_global=places,
+        packing=Packing(list(lengths), None, None, torch.device("cpu")),
+    )
+    assert sum(rows.globals is not None for rows in plan.rows) > 1
+    for mine, theirs in zip(*both_ways(plan), strict=True):
+        assert (mine - theirs).abs().max() < TOLERANCE * max(1.0, theirs.abs().max())
+
+
+def test_layers_that_must_be_called():
+    """A layer with an adapter, a listener or another's `forward` does more than its weight and bias say."""
+    plain = nn.Linear(4, 4)
+    assert is_plain(plain)
+    adapted = inject_adapter_in_model(LoraConfig(target_modules=["0"]), nn.Sequential(nn.Linear(4, 4)))[0]
+    heard, before, backwards, replaced = (nn.Linear(4, 4) for _ in range(4))
+    heard.register_forward_hook(lambda *_: None)
+    before.register_forward_pre_hook(lambda *_: None)
+    backwards.register_full_backward_hook(lambda *_: None)
+    replaced.forward = lambda x: x
+    pruned = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    child = type("Child", (nn.Linear,), {})(4, 4)
+    for layer in (adapted, heard, before, backwards, replaced, pruned, child):
+        assert not is_plain(layer)

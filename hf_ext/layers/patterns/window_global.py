@@ -19,12 +19,16 @@ projections of its own.
 All blocks are one call of torch's kernel. Their keys are overlapping views of one tensor where B is 1 and no token is
 global, and else copies. A row of at most W tokens is one dense call.
 
-Shapes: B batch, T tokens, N packed tokens, H heads, D head width, W window, S queries of a block, J blocks of a row,
-n rows of L places attended together (a bucket of `Packing`, or the batch), G global tokens of a row, M of the batch.
+The keys and values that few global queries meet are never projected. With the part W of a projection that is a head's,
+a score is q (W_k x + b_k) = (q W_k) x + q b_k, and a mean of values W_v (sum of p x) + b_v (sum of p): instead of all
+tokens, the queries and what they get are multiplied with W.
+
+Shapes: B batch, T tokens, N packed tokens, H heads, D head width, C model width, W window, S queries of a block, J
+blocks of a row, n rows of L places attended together (a bucket of `Packing`, or the batch), G global tokens of a row, M
+of the batch.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,9 +68,75 @@ class Rows:
         """(n, L) bool, False at padding; None where nothing is padded."""
         return self.bucket.real
 
+    def tokens(self, x: Tensor) -> Tensor:
+        """(B, T, ...) -> (n, L, ...)"""
+        return self.bucket.rows(x.flatten(0, 1)) if self.packed else x
+
     def heads(self, x: Tensor) -> Tensor:
         """(B, T, H, D) -> (n, H, L, D)"""
-        return (self.bucket.rows(x.flatten(0, 1)) if self.packed else x).transpose(1, 2)
+        return self.tokens(x).transpose(1, 2)
+
+    def padding_mask(self, dtype: torch.dtype) -> Tensor | None:
+        """(n, 1, 1, L) numbers to add to the scores of queries that see the whole row; None where nothing is padded."""
+        if self.real is None:
+            return None
+        mask = torch.zeros_like(self.real, dtype=dtype).masked_fill(~self.real, torch.finfo(dtype).min)
+        return mask[:, None, None]
+
+
+@dataclass
+class Projected:
+    """What global queries meet: projected keys and values of all tokens."""
+
+    query: Tensor  # (M, H, D); (B, T, H, D) when traced
+    key: Tensor  # (B, T, H, D)
+    value: Tensor  # (B, T, H, D)
+
+    def attend(self, rows: Rows, *, explicit: bool, dropout: float, scaling: float) -> tuple[Tensor, Tensor | None]:
+        """-> (n, G, H, D), and if `explicit` the weights (n, H, L, G)"""
+        numbers = rows.globals.numbers
+        query = (self.query if numbers is None else self.query[numbers]).transpose(1, 2)  # (n, H, G, D)
+        key, value = rows.heads(self.key), rows.heads(self.value)
+        attention = explicit_global if explicit else global_sdpa
+        return attention(query, key, value, rows, dropout=dropout, scaling=scaling)
+
+
+@dataclass
+class Unprojected:
+    """What few global queries meet: all tokens as they are."""
+
+    query: Tensor  # (M, H, D)
+    x: Tensor  # (B, T, C)
+    key: nn.Linear
+    value: nn.Linear
+
+    def attend(self, rows: Rows, *, explicit: bool, dropout: float, scaling: float) -> tuple[Tensor, None]:
+        """-> (n, G, H, D)"""
+        assert not explicit
+        query = self.query[rows.globals.numbers].transpose(1, 2)  # (n, H, G, D)
+        heads, slots, x = query.shape[1], query.shape[2], rows.tokens(self.x)  # (n, L, C)
+        key, value = (layer.weight.unflatten(0, (heads, -1)) for layer in (self.key, self.value))  # (H, D, C)
+        far = (query @ key).flatten(1, 2) @ x.transpose(1, 2)  # (n, H * G, L)
+        shift = (query * self.key.bias.view(heads, 1, -1)).sum(-1, keepdim=True)  # of no weight, but of a gradient
+        scores = (far.unflatten(1, (heads, slots)) + shift) * scaling
+        if (mask := rows.padding_mask(scores.dtype)) is not None:
+            scores = scores + mask
+        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(x.dtype)
+        weights = nn.functional.dropout(weights, p=dropout)
+        mean = (weights.flatten(1, 2) @ x).unflatten(1, (heads, slots))  # (n, H, G, C)
+        bias = self.value.bias.view(heads, 1, -1) * weights.sum(-1, keepdim=True)
+        return (mean @ value.transpose(1, 2) + bias).transpose(1, 2), None
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer computes no more than its weight and bias say, so that these may be used without calling it:
+    nothing is adapted, quantised, split over devices or loaded when called, and nobody listens."""
+    return (
+        type(layer) is nn.Linear
+        and type(layer.weight) is nn.Parameter
+        and "forward" not in vars(layer)
+        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    )
 
 
 class WindowGlobal:
@@ -120,6 +190,9 @@ class WindowGlobal:
         self.has_globals = any(rows.globals is not None for rows in self.rows)
         if found:
             self.global_tokens = torch.cat(found)
+        self.most_globals: int | None = None  # of a row; None where the attention is spelled out or traced
+        if self.has_globals and not explicit and not traced:
+            self.most_globals = max(rows.globals.places.shape[1] for rows in self.rows if rows.globals is not None)
         self.masks: dict[int, list] = {}  # by window: for each of the rows
 
     def find_globals(self, bucket: Bucket, marked: Tensor, found: list[Tensor]) -> Globals | None:
@@ -208,7 +281,7 @@ class WindowGlobal:
     def attend(
         self,
         local: tuple[Tensor, Tensor, Tensor],
-        whole: tuple[Tensor, Tensor, Tensor] | None,
+        whole: Projected | Unprojected | None,
         *,
         window: int,
         dropout: float,
@@ -218,8 +291,7 @@ class WindowGlobal:
 
         Args:
             local: queries, keys and values, (B, T, H, D) each.
-            whole: those of the projections for global tokens: queries (M, H, D) of `global_tokens`, or (B, T, H, D)
-                when traced, keys and values (B, T, H, D); None without global tokens.
+            whole: what the global tokens meet, with the queries of `global_tokens`; None without any.
 
         Returns:
             (B, T, H, D), zero at padding that is computed. If `explicit` and not packed, the weights
@@ -239,11 +311,7 @@ class WindowGlobal:
             if not self.explicit and rows.bucket.keep is None and rows.real is not None:
                 out = out.masked_fill(~rows.real[..., None, None], 0.0)
             if rows.globals is not None:
-                query = whole[0] if self.traced else whole[0][rows.globals.numbers]
-                query = query.transpose(1, 2)  # (n, H, G, D)
-                key, value = (rows.heads(x) for x in whole[1:])
-                attention = explicit_global if self.explicit else global_sdpa
-                mixed, global_weights = attention(query, key, value, rows, **options)  # (n, G, H, D)
+                mixed, global_weights = whole.attend(rows, explicit=self.explicit, **options)
                 if self.traced:
                     out = torch.where(rows.is_global[..., None, None], mixed, out)
                 else:
@@ -315,10 +383,7 @@ def global_sdpa(
     query: Tensor, key: Tensor, value: Tensor, rows: Rows, *, dropout: float, scaling: float
 ) -> tuple[Tensor, None]:
     """query (n, H, G, D), key and value (n, H, L, D) -> (n, G, H, D)"""
-    mask = None
-    if rows.real is not None:
-        mask = torch.zeros_like(rows.real, dtype=query.dtype).masked_fill(~rows.real, torch.finfo(query.dtype).min)
-        mask = mask[:, None, None]
+    mask = rows.padding_mask(query.dtype)
     return sdpa(query, key, value, mask, dropout=dropout, scaling=scaling).transpose(1, 2), None
 
 
@@ -398,29 +463,39 @@ class WindowGlobalAttentionCore(AttentionCore):
 
     def attend_window(
         self,
-        local: tuple[Tensor, Tensor, Tensor],
-        whole: Callable[[Tensor | None], tuple[Tensor, Tensor, Tensor]],
+        x: Tensor,
+        near: tuple[nn.Module, nn.Module, nn.Module],
+        far: tuple[nn.Module, nn.Module, nn.Module],
         windows: WindowGlobal,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Attention over projected tokens.
+        """Attention within the window and to global tokens, and of these to the whole row.
 
         Args:
-            local: queries, keys and values, (B, T, H * D) each.
-            whole: called if there are global tokens, with their (M,) places among the B * T tokens, or None where each
-                has a slot: the queries (M, H * D) or (B, T, H * D) of these, and keys and values (B, T, H * D) of all,
-                projected for global attention.
+            x: (B, T, C).
+            near: projections of queries, keys and values, C -> H * D.
+            far: those for global tokens.
             windows: the plan of this forward pass.
 
         Returns:
             (B, T, H * D), and the weights as `WindowGlobal.attend`.
         """
 
-        def heads(projected: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return tuple(x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        def heads(projected: Tensor) -> Tensor:
+            return projected.unflatten(-1, (-1, self.head_dim))
 
+        whole = None
+        if windows.has_globals:
+            query, key, value = far
+            query = heads(query(x if windows.traced else x.flatten(0, 1)[windows.global_tokens]))
+            # Of G queries and H heads, G * H products with the tokens take the place of C.
+            few = windows.most_globals is not None and 2 * windows.most_globals <= self.head_dim
+            if few and is_plain(key) and is_plain(value):
+                whole = Unprojected(query, x, key, value)
+            else:
+                whole = Projected(query, heads(key(x)), heads(value(x)))
         out, weights, global_weights = windows.attend(
-            heads(local),
-            heads(whole(windows.global_tokens)) if windows.has_globals else None,
+            tuple(heads(projection(x)) for projection in near),
+            whole,
             window=self.window,
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling,

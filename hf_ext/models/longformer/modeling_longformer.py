@@ -92,11 +92,9 @@ class ExtLongformerSelfAttention(WindowGlobalAttentionCore):
         self.value_global = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, *, windows: WindowGlobal) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        def whole(tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            chosen = x if tokens is None else x.flatten(0, 1)[tokens]
-            return self.query_global(chosen), self.key_global(x), self.value_global(x)
-
-        return self.attend_window((self.query(x), self.key(x), self.value(x)), whole, windows)
+        near = self.query, self.key, self.value
+        far = self.query_global, self.key_global, self.value_global
+        return self.attend_window(x, near, far, windows)
 
 
 class ExtLongformerLayer(GradientCheckpointingLayer):
