@@ -36,6 +36,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_ext.configuration import ExtConfig
 from hf_ext.layers.feedforward import make_activation
+from hf_ext.layers.linear import project
 from hf_ext.losses import IGNORE_INDEX, add_bias, check_classes, mean_or_share, shift_labels_left, vocabulary_loss
 
 
@@ -88,7 +89,8 @@ class VocabularyHead(TaskHead):
     def project(self, hidden_states: Tensor) -> Tensor:
         """(..., C) -> (..., V)"""
         transform = self.hidden_transform()
-        logits = self.get_output_embeddings()(hidden_states if transform is None else transform(hidden_states))
+        hidden_states = hidden_states if transform is None else transform(hidden_states)
+        logits = project(self.get_output_embeddings(), hidden_states)
         return add_bias(logits, self.logits_bias())
 
     def project_real(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: object) -> Tensor:

@@ -16,6 +16,8 @@ from torch.nn.functional import cross_entropy, kl_div, linear_cross_entropy, pad
 from torch.utils.checkpoint import checkpoint
 from transformers.utils.import_utils import is_tracing
 
+from hf_ext.layers.linear import is_plain_linear
+
 IGNORE_INDEX = -100
 
 
@@ -64,7 +66,7 @@ def vocabulary_loss(
     if tracing:
         logits = add_bias(head(hidden), logits_bias).float()
         total = cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
-    elif is_plain_linear(head):
+    elif is_one_matrix(head):
         total = fused_total(hidden, labels, head, label_smoothing, chunk_size, logits_bias)
     else:
         total = checkpointed_total(hidden, labels, head, label_smoothing, chunk_size, logits_bias)
@@ -93,19 +95,13 @@ def share(total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None
     return total / max(num_items_in_batch, 1)
 
 
-def is_plain_linear(head: nn.Module) -> bool:
-    """Whether the head is nothing but one matrix in fp32, so that its weight may be used without calling it.
-
-    Adapters, quantised layers, hooks (offloading, FSDP), a replaced `forward` and distributed tensors need the call.
-    In half precision torch's chunked operation adds up in half precision too, so there the call is needed as well.
-    """
+def is_one_matrix(head: nn.Module) -> bool:
+    """Whether the head is nothing but one matrix in fp32. In half precision torch's chunked operation adds up in half
+    precision too, so there the head is called."""
     return (
-        type(head) is nn.Linear
-        and type(head.weight) is nn.Parameter
+        is_plain_linear(head)
         and head.weight.dtype == torch.float32
         and not torch.is_autocast_enabled(head.weight.device.type)
-        and "forward" not in vars(head)
-        and not (head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks)
     )
 
 

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_ext import losses
-from hf_ext.losses import IGNORE_INDEX, is_plain_linear, mean_or_share, shift_labels_left, vocabulary_loss
+from hf_ext.layers.linear import is_plain_linear
+from hf_ext.losses import IGNORE_INDEX, mean_or_share, shift_labels_left, vocabulary_loss
 
 WIDTH, VOCABULARY = 12, 37
 

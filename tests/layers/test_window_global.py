@@ -6,13 +6,12 @@ Shapes: B batch, T tokens, H heads, D head width, W window, S queries of a block
 import pytest
 import torch
 from cases import padding_mask
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_ext.layers.packing import Packing
-from hf_ext.layers.patterns.window_global import Projected, Unprojected, WindowGlobal, is_plain
+from hf_ext.layers.patterns.window_global import Projected, Unprojected, WindowGlobal
 
 TOLERANCE = 1e-9
 HEADS, WIDTH = 2, 4
@@ -232,19 +231,3 @@ def test_packed_tokens_need_not_be_projected():
     assert sum(rows.globals is not None for rows in plan.rows) > 1
     for mine, theirs in zip(*both_ways(plan), strict=True):
         assert (mine - theirs).abs().max() < TOLERANCE * max(1.0, theirs.abs().max())
-
-
-def test_layers_that_must_be_called():
-    """A layer with an adapter, a listener or another's `forward` does more than its weight and bias say."""
-    plain = nn.Linear(4, 4)
-    assert is_plain(plain)
-    adapted = inject_adapter_in_model(LoraConfig(target_modules=["0"]), nn.Sequential(nn.Linear(4, 4)))[0]
-    heard, before, backwards, replaced = (nn.Linear(4, 4) for _ in range(4))
-    heard.register_forward_hook(lambda *_: None)
-    before.register_forward_pre_hook(lambda *_: None)
-    backwards.register_full_backward_hook(lambda *_: None)
-    replaced.forward = lambda x: x
-    pruned = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
-    child = type("Child", (nn.Linear,), {})(4, 4)
-    for layer in (adapted, heard, before, backwards, replaced, pruned, child):
-        assert not is_plain(layer)

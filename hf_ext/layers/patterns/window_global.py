@@ -37,6 +37,7 @@ from transformers.utils.import_utils import is_tracing
 
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.dropped_attention import dropped_attention
+from hf_ext.layers.linear import is_plain_linear
 from hf_ext.layers.packing import Bucket, Packing
 from hf_ext.layers.patterns.sliding_window import LEAST_BLOCK, QUERIES_PER_WINDOW, overlapping
 
@@ -126,17 +127,6 @@ class Unprojected:
         mean = (weights.flatten(1, 2) @ x).unflatten(1, (heads, slots))  # (n, H, G, C)
         bias = self.value.bias.view(heads, 1, -1) * weights.sum(-1, keepdim=True)
         return (mean @ value.transpose(1, 2) + bias).transpose(1, 2), None
-
-
-def is_plain(layer: nn.Module) -> bool:
-    """Whether a layer computes no more than its weight and bias say, so that these may be used without calling it:
-    nothing is adapted, quantised, split over devices or loaded when called, and nobody listens."""
-    return (
-        type(layer) is nn.Linear
-        and type(layer.weight) is nn.Parameter
-        and "forward" not in vars(layer)
-        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
-    )
 
 
 class WindowGlobal:
@@ -489,7 +479,7 @@ class WindowGlobalAttentionCore(AttentionCore):
             query = heads(query(x if windows.traced else x.flatten(0, 1)[windows.global_tokens]))
             # Of G queries and H heads, G * H products with the tokens take the place of C.
             few = windows.most_globals is not None and 2 * windows.most_globals <= self.head_dim
-            if few and is_plain(key) and is_plain(value):
+            if few and is_plain_linear(key) and is_plain_linear(value):
                 whole = Unprojected(query, x, key, value)
             else:
                 whole = Projected(query, heads(key(x)), heads(value(x)))

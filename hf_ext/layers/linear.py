@@ -1,0 +1,54 @@
+"""Linear layers that are used without being called, and a few rows times a large matrix.
+
+Shapes: C width of the input, V of the output.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.import_utils import is_tracing
+
+FEW_ROWS = range(4, 16)
+LARGE = 1 << 22  # weights
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Whether a layer computes no more than its weight and bias say, so that these may be used without calling it.
+
+    Adapters, quantised layers, hooks (offloading, FSDP), a replaced `forward` and distributed tensors need the call.
+    """
+    return (
+        type(layer) is nn.Linear
+        and type(layer.weight) is nn.Parameter
+        and "forward" not in vars(layer)
+        and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    )
+
+
+def project(layer: nn.Module, x: Tensor) -> Tensor:
+    """(..., C) -> (..., V), what the layer computes.
+
+    A step of decoding several rows or beams on CPU reads the matrix of the vocabulary for a handful of rows. From four
+    rows on, the library that torch has `Linear` from (MKL) does so at half of the memory's speed and less, oneDNN at
+    two thirds: torch has its product as an operator, for the graphs that it compiles.
+    """
+    if by_onednn(layer, x):
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), layer.weight, layer.bias, "none", [], "")
+    return layer(x)
+
+
+def by_onednn(layer: nn.Module, x: Tensor) -> bool:
+    """Whether it is a case for oneDNN: few rows, a large plain matrix, fp32 on CPU without gradients."""
+    return (
+        not torch.is_grad_enabled()
+        and not is_tracing(x)
+        and type(x) is Tensor
+        and x.is_cpu
+        and x.dtype == torch.float32
+        and x.numel() // x.shape[-1] in FEW_ROWS
+        and is_plain_linear(layer)
+        and layer.weight.numel() >= LARGE
+        and layer.weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._get_mkldnn_enabled()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
