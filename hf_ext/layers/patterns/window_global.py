@@ -114,12 +114,12 @@ class Unprojected:
     def attend(self, rows: Rows, *, explicit: bool, dropout: float, scaling: float) -> tuple[Tensor, None]:
         """-> (n, G, H, D)"""
         assert not explicit
-        query = self.query[rows.globals.numbers].transpose(1, 2)  # (n, H, G, D)
+        query = self.query[rows.globals.numbers].transpose(1, 2) * scaling  # (n, H, G, D)
         heads, slots, x = query.shape[1], query.shape[2], rows.tokens(self.x)  # (n, L, C)
         key, value = (layer.weight.unflatten(0, (heads, -1)) for layer in (self.key, self.value))  # (H, D, C)
         far = (query @ key).flatten(1, 2) @ x.transpose(1, 2)  # (n, H * G, L)
         shift = (query * self.key.bias.view(heads, 1, -1)).sum(-1, keepdim=True)  # of no weight, but of a gradient
-        scores = (far.unflatten(1, (heads, slots)) + shift) * scaling
+        scores = far.unflatten(1, (heads, slots)) + shift
         if (mask := rows.padding_mask(scores.dtype)) is not None:
             scores = scores + mask
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(x.dtype)
