@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LEVELS = 1 << 16
-WEIGHTS_AT_ONCE = 1 << 22
+WEIGHTS_AT_ONCE = 1 << 20
 
 
 def draw_kept(shape: torch.Size, probability: float, device: torch.device) -> tuple[Tensor, float]:
@@ -61,13 +61,13 @@ def gradients(
 
     Args:
         grad: of the output `out`, (B, H, Q, D).
-        query: (B, H, Q, D); key and value: (B, H, K, D).
+        query: (B, H, Q, D), times `scaling`; key and value: (B, H, K, D).
         kept: (B, H, Q, K) bool, weights that were not dropped, and `factor`, what made up for the others.
 
     Returns:
-        The gradients of query, key and value.
+        The gradients of the query before it was scaled, of key and value.
     """
-    query, shares = query * scaling, (grad * out).sum(-1, keepdim=True)
+    shares = (grad * out).sum(-1, keepdim=True)
     grad = grad if kept is None else grad * factor
     weights = weights_of(query, key, mask)
     slopes = (grad @ value.transpose(2, 3)).to(weights.dtype)
@@ -107,7 +107,7 @@ class DroppedAttention(torch.autograd.Function):
         query, key, value, mask, out, *all_kept = ctx.saved_tensors
         grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value)]
         for part, kept in zip(parts_of(query, key.shape[2]), all_kept, strict=True):
-            inputs = (x[part] for x in (grad, out, query, key, value))
+            inputs = grad[part], out[part], query[part] * ctx.scaling, key[part], value[part]
             options = {"scaling": ctx.scaling, "kept": kept, "factor": ctx.factor}
             for whole, piece in zip(grads, gradients(*inputs, mask_of(part, mask), **options), strict=True):
                 whole[part] = piece

@@ -284,7 +284,8 @@ class BlockSparse:
             else:
                 mixed, weights = self.attend_sparse(*blocks, rows, scaling=scaling, seed=seed)
                 outputs.append(mixed)  # (rows, L, H, D)
-        out = torch.cat([x.flatten(0, 1) for x in outputs])  # (N * S, H, D)
+        outputs = [x.flatten(0, 1) for x in outputs]
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # (N * S, H, D)
         if self.real is not None:
             out = out.masked_fill(~self.real.view(-1, 1, 1), 0.0)
         if self.places is not None:
@@ -320,15 +321,16 @@ class BlockSparse:
         """(rows * n, S, H, D) each -> (rows, L, H, D) and weights (rows, H, L, L)."""
         size, heads = query.shape[1:3]
         options = {"scaling": scaling, "dropout": 0.0}
-        by_row = query.unflatten(0, (rows.count, rows.blocks))
-        edges, edge_weights = self.attend_rows(by_row[:, [0, -1]].flatten(0, 1), query, key, value, rows, **options)
+        first, between, last = query.unflatten(0, (rows.count, rows.blocks)).split((1, rows.blocks - 2, 1), dim=1)
+        edges = torch.cat([first, last], dim=1).flatten(0, 1)
+        edges, edge_weights = self.attend_rows(edges, query, key, value, rows, **options)
         first, last = edges.transpose(1, 2).chunk(2, dim=1)  # (rows, S, H, D)
 
         listed, bias = self.listed(rows.blocks, heads, seed)
         start = torch.arange(rows.count, device=self.device)[:, None, None, None] * rows.blocks
         index = (listed.transpose(0, 1) + start).flatten(0, 1)  # (J, H or 1, M) blocks of these rows
         bias = bias.repeat(rows.count, 1)  # (J, M)
-        queries = by_row[:, 1:-1].flatten(0, 1)  # (J, S, H, D)
+        queries = between.flatten(0, 1)  # (J, S, H, D)
         mask = bias[:, None, None, :, None].expand(-1, -1, -1, -1, size)
         real, kept = self.real, None
         if real is not None:
@@ -351,7 +353,6 @@ class BlockSparse:
             )
         else:
             mixed, weights = self.attend_listed(*arguments, **options)
-        mixed = mixed.transpose(1, 2)  # (J, S, H, D)
         if kept is not None:
             mixed = mixed.new_zeros(len(asking), *mixed.shape[1:]).index_copy(0, kept, mixed)
         mixed = mixed.unflatten(0, (rows.count, -1)).flatten(1, 2)  # (rows, L - 2 S, H, D)
@@ -363,10 +364,11 @@ class BlockSparse:
         self, queries: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor, **options: float
     ) -> tuple[Tensor, Tensor | None]:
         """Attention to the listed blocks: queries (J, S, H, D), key and value (N, S, H, D), index (J, H or 1, M), mask
-        (J, H or 1, 1 or S, M * S) -> (J, H, S, D) and weights (J, H, S, M * S)."""
+        (J, H or 1, 1 or S, M * S) -> (J, S, H, D) and weights (J, H, S, M * S)."""
         index = by_head(index, queries.shape[2])
         key, value = (gather(x.transpose(1, 2).flatten(0, 1), index) for x in (key, value))
-        return self.kernel(queries.transpose(1, 2), key, value, mask, **options)
+        mixed, weights = self.kernel(queries.transpose(1, 2), key, value, mask, **options)
+        return mixed.transpose(1, 2), weights
 
     def hide_from_padding(self, asking: Tensor, listed: int, rows: Rows) -> Tensor:
         """What the official class hides from queries that are padding, which only shows in their weights: random
@@ -388,8 +390,8 @@ def gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 class ListedAttention(torch.autograd.Function):
-    """query (J, H, S, D), key and value (N * H, S, D), index (J, H, M), mask to add (J, H or 1, 1 or S, M * S), scaling
-    -> (J, H, S, D). For CPU: a few blocks of queries at a time, whose keys, values and weights stay in the cache."""
+    """query (J, S, H, D), key and value (N * H, S, D), index (J, H, M), mask to add (J, H or 1, 1 or S, M * S), scaling
+    -> (J, S, H, D). For CPU: a few blocks of queries at a time, whose keys, values and weights stay in the cache."""
 
     @staticmethod
     def forward(
@@ -402,9 +404,9 @@ class ListedAttention(torch.autograd.Function):
         scaling: float,
     ) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        for part in parts_of(query, mask.shape[-1]):
-            keys, values = gather(key, index[part]), gather(value, index[part])
-            out[part] = scaled_dot_product_attention(query[part], keys, values, mask[part], scale=scaling)
+        for part in parts_of(query.transpose(1, 2), mask.shape[-1]):
+            inputs = query[part].transpose(1, 2), gather(key, index[part]), gather(value, index[part])
+            out[part] = scaled_dot_product_attention(*inputs, mask[part], scale=scaling).transpose(1, 2)
         ctx.scaling = scaling
         ctx.save_for_backward(query, key, value, index, mask, out)
         return out
@@ -413,10 +415,13 @@ class ListedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, index, mask, out = ctx.saved_tensors
-        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for part in parts_of(query, mask.shape[-1]):
-            inputs = query[part], gather(key, index[part]), gather(value, index[part]), mask[part]
-            grad_query[part], *pieces = gradients(grad[part], out[part], *inputs, scaling=ctx.scaling)
+        grad_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        for part in parts_of(query.transpose(1, 2), mask.shape[-1]):
+            asked, scaled = (x[part].transpose(1, 2).contiguous() for x in (grad, query))
+            inputs = scaled * ctx.scaling, gather(key, index[part]), gather(value, index[part]), mask[part]
+            found, *pieces = gradients(asked, out[part].transpose(1, 2), *inputs, scaling=ctx.scaling)
+            grad_query[part] = found.transpose(1, 2)
             for whole, piece in zip((grad_key, grad_value), pieces, strict=True):
                 whole.index_add_(0, index[part].flatten(), piece.view(-1, *key.shape[1:]))
         return grad_query, grad_key, grad_value, None, None, None
@@ -425,10 +430,9 @@ class ListedAttention(torch.autograd.Function):
 def listed_attention(
     queries: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor, *, scaling: float
 ) -> Tensor:
-    """As `BlockSparse.attend_listed`; (J, H, S, D)"""
+    """As `BlockSparse.attend_listed`; (J, S, H, D)"""
     key, value = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
-    index, queries = by_head(index, queries.shape[2]), queries.transpose(1, 2)
-    return ListedAttention.apply(queries, key, value, index, mask.to(queries.dtype), scaling)
+    return ListedAttention.apply(queries, key, value, by_head(index, queries.shape[2]), mask.to(queries.dtype), scaling)
 
 
 def hide(real: Tensor) -> Tensor:
