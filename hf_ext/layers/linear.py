@@ -49,6 +49,8 @@ def by_onednn(layer: nn.Module, x: Tensor) -> bool:
         and layer.weight.numel() >= LARGE
         and layer.weight.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")
-        and torch._C._get_mkldnn_enabled()
+        and torch.backends.mkl.is_available()
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

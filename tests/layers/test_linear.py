@@ -64,6 +64,7 @@ def test_few_rows(bias):
     assert (project(layer, strided) - layer(strided)).abs().max() < 1e-6
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 def test_when():
     layer, x = large(), torch.randn(4, 1, WIDTH)
