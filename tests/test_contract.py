@@ -120,7 +120,7 @@ def test_loads_official(subject):
     harness.check_loads_official(subject)
 
 
-@over(broad())
+@over(slow_unless(is_first, broad()))
 def test_files_equal_stock(subject):
     harness.check_files_equal_stock(subject)
 

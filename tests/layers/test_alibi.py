@@ -169,7 +169,7 @@ def test_half_precision_parts_are_exact(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 2500), (torch.bfloat16, 300), (torch.bfloat16, 2500)])
 def test_long_inputs_are_no_worse_than_the_official_way(dtype, tokens, implementation) -> None:
     """Official classes add slope * index, rounded to the model's type, to the scores. Both are held against fp64."""
-    heads, width = 6, 16
+    heads, width = 3, 16
     module = core(heads, width, implementation)
     tensors = [x.to(dtype) for x in random_heads(2, 1, heads, heads, tokens, width)]
     index = torch.arange(tokens)[None]
