@@ -281,12 +281,9 @@ def subjects(*kinds: str, configs: str = "all", where: Callable[[Subject], bool]
             if head is None or (kinds and head.kind not in kinds):
                 continue
             names = [*case.configs, *head.variants]
-            if configs == "first":
-                names = [names[0], *head.variants]
-            elif configs == "one":
-                names = names[:1]
+            names = names[:1] if configs == "one" else names
             found += [Subject(model_type, class_name, name) for name in names]
-    return [s for s in found if where is None or where(s)]
+    return [s for s in found if (configs != "first" or is_first(s)) and (where is None or where(s))]
 
 
 def base_subject(model_type: str) -> Subject:
@@ -2036,6 +2033,7 @@ def check_quantised(subject: Subject, bits: int) -> None:
             x = torch.randn(32, 1, layer.in_features)
             expected = reference(x) - reference(torch.zeros_like(x))
             error = (layer(x) - reference(x)).norm() / expected.norm()
+            # Of weights and inputs that are normally distributed NF4 gives 0.09, and integers of 8 bits 0.01.
             assert 0 < error < (0.15 if bits == 4 else 0.02), f"{name}: {error:.3f} of fp32's values"
         assert compared
     ours = prepare_model_for_kbit_training(ours, use_gradient_checkpointing=False)

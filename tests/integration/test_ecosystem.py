@@ -9,7 +9,7 @@ import killed_run
 import pytest
 import torch
 from ecosystem import ADAPTERS, NEW_TOKENS, PROMPTS, StockFails
-from harness import Subject, flat, one_per_architecture, subjects
+from harness import Subject, flat, of_architectures, one_per_architecture, slow_unless, subjects
 from matrix import AS_STOCK, END, START, YES
 
 import hf_ext
@@ -135,9 +135,7 @@ def test_offload(subject):
 
 def exported() -> list:
     """One class of each architecture; tracing takes seconds, so one of them in every run, the others when asked for."""
-    found = one_per_architecture(*MAIN)
-    quick = [s for s in found if s.model_type == "ext_bert"]
-    return [pytest.param(s, marks=() if s in quick else pytest.mark.slow) for s in found]
+    return slow_unless(of_architectures("bert"), one_per_architecture(*MAIN))
 
 
 @matrix("ONNX")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
-from harness import Subject, build, no_dropout, scratch, subjects, tiny_tokenizer
+from harness import Subject, build, no_dropout, of_architectures, scratch, slow_unless, subjects, tiny_tokenizer
 
 trl = pytest.importorskip("trl", reason="preference training needs trl")
 
@@ -25,7 +25,7 @@ PAIRS = [
 def decoders(kind: str) -> list:
     """The pure decoders; trl's own work is the same for each, so in every run one is enough for most trainers."""
     found = subjects(kind, configs="one", where=lambda s: s.case.is_decoder and s.architecture.official_model_type)
-    return [pytest.param(s, marks=() if s.model_type == "ext_llama" else pytest.mark.slow) for s in found]
+    return slow_unless(of_architectures("llama"), found)
 
 
 def loaded(subject: Subject, cls: type):

@@ -55,7 +55,7 @@ def formula(six: list[Tensor], window: int, is_global: Tensor | None, real: Tens
 def attend(plan: WindowGlobal, six: list[Tensor], window: int, dropout: float = 0.0) -> Tensor:
     whole = None
     if plan.has_globals:
-        whole = Projected(six[3].flatten(0, 1)[plan.global_tokens], *six[4:])
+        whole = Projected(six[3].flatten(0, 1)[plan.global_tokens], *six[4:], explicit=plan.explicit)
     return plan.attend(tuple(six[:3]), whole, window=window, dropout=dropout, scaling=0.3)[0]
 
 
@@ -193,11 +193,11 @@ def both_ways(plan: WindowGlobal, dropout: float = 0.0) -> list[tuple[Tensor, ..
         batch, tokens = 1, sum(rows.bucket.tokens for rows in plan.rows)
     x = torch.randn(batch, tokens, 5, dtype=torch.float64, requires_grad=True)
     query = torch.randn(len(plan.global_tokens), HEADS, WIDTH, dtype=torch.float64, requires_grad=True)
-    projected = Projected(query, *(layer(x).unflatten(-1, (HEADS, WIDTH)) for layer in (key, value)))
+    projected = (layer(x).unflatten(-1, (HEADS, WIDTH)) for layer in (key, value))
     results = []
-    for whole, explicit in ((projected, True), (Unprojected(query, x, key, value), False)):
+    for whole in (Projected(query, *projected, explicit=True), Unprojected(query, x, key, value)):
         torch.manual_seed(5)
-        options = {"dropout": dropout, "scaling": 0.3, "explicit": explicit}
+        options = {"dropout": dropout, "scaling": 0.3}
         found = [
             whole.attend(rows, **options)[0][rows.globals.filled] for rows in plan.rows if rows.globals is not None
         ]

@@ -418,8 +418,8 @@ class ListedAttention(torch.autograd.Function):
         grad_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
         for part in parts_of(query.transpose(1, 2), mask.shape[-1]):
-            asked, scaled = (x[part].transpose(1, 2).contiguous() for x in (grad, query))
-            inputs = scaled * ctx.scaling, gather(key, index[part]), gather(value, index[part]), mask[part]
+            asked, queries = (x[part].transpose(1, 2).contiguous() for x in (grad, query))
+            inputs = queries * ctx.scaling, gather(key, index[part]), gather(value, index[part]), mask[part]
             found, *pieces = gradients(asked, out[part].transpose(1, 2), *inputs, scaling=ctx.scaling)
             grad_query[part] = found.transpose(1, 2)
             for whole, piece in zip((grad_key, grad_value), pieces, strict=True):

@@ -92,13 +92,14 @@ class Projected:
     query: Tensor  # (M, H, D); (B, T, H, D) when traced
     key: Tensor  # (B, T, H, D)
     value: Tensor  # (B, T, H, D)
+    explicit: bool  # whether to spell the attention out
 
-    def attend(self, rows: Rows, *, explicit: bool, dropout: float, scaling: float) -> tuple[Tensor, Tensor | None]:
+    def attend(self, rows: Rows, *, dropout: float, scaling: float) -> tuple[Tensor, Tensor | None]:
         """-> (n, G, H, D), and if `explicit` the weights (n, H, L, G)"""
         numbers = rows.globals.numbers
         query = (self.query if numbers is None else self.query[numbers]).transpose(1, 2)  # (n, H, G, D)
         key, value = rows.heads(self.key), rows.heads(self.value)
-        attention = explicit_global if explicit else global_sdpa
+        attention = explicit_global if self.explicit else global_sdpa
         return attention(query, key, value, rows, dropout=dropout, scaling=scaling)
 
 
@@ -111,9 +112,8 @@ class Unprojected:
     key: nn.Linear
     value: nn.Linear
 
-    def attend(self, rows: Rows, *, explicit: bool, dropout: float, scaling: float) -> tuple[Tensor, None]:
+    def attend(self, rows: Rows, *, dropout: float, scaling: float) -> tuple[Tensor, None]:
         """-> (n, G, H, D)"""
-        assert not explicit
         query = self.query[rows.globals.numbers].transpose(1, 2) * scaling  # (n, H, G, D)
         heads, slots, x = query.shape[1], query.shape[2], rows.tokens(self.x)  # (n, L, C)
         key, value = (layer.weight.unflatten(0, (heads, -1)) for layer in (self.key, self.value))  # (H, D, C)
@@ -180,9 +180,6 @@ class WindowGlobal:
         self.has_globals = any(rows.globals is not None for rows in self.rows)
         if found:
             self.global_tokens = torch.cat(found)
-        self.most_globals: int | None = None  # of a row; None where the attention is spelled out or traced
-        if self.has_globals and not explicit and not traced:
-            self.most_globals = max(rows.globals.places.shape[1] for rows in self.rows if rows.globals is not None)
         self.masks: dict[int, list] = {}  # by window: for each of the rows
 
     def find_globals(self, bucket: Bucket, marked: Tensor, found: list[Tensor]) -> Globals | None:
@@ -203,6 +200,10 @@ class WindowGlobal:
         numbers = (filled.flatten().cumsum(0) - 1).view_as(filled).clamp(min=0) + sum(len(x) for x in found)
         found.append(tokens.gather(1, places)[filled])
         return Globals(places, numbers, filled)
+
+    def has_few_globals(self, most: int) -> bool:
+        """Whether no row has more than `most` global tokens. While a graph is traced nobody knows."""
+        return not self.traced and all(x.globals is None or x.globals.places.shape[1] <= most for x in self.rows)
 
     # --- masks ----------------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class WindowGlobal:
             if not self.explicit and rows.bucket.keep is None and rows.real is not None:
                 out = out.masked_fill(~rows.real[..., None, None], 0.0)
             if rows.globals is not None:
-                mixed, global_weights = whole.attend(rows, explicit=self.explicit, **options)
+                mixed, global_weights = whole.attend(rows, **options)
                 if self.traced:
                     out = torch.where(rows.is_global[..., None, None], mixed, out)
                 else:
@@ -478,11 +479,11 @@ class WindowGlobalAttentionCore(AttentionCore):
             query, key, value = far
             query = heads(query(x if windows.traced else x.flatten(0, 1)[windows.global_tokens]))
             # Of G queries and H heads, G * H products with the tokens take the place of C.
-            few = windows.most_globals is not None and 2 * windows.most_globals <= self.head_dim
+            few = windows.has_few_globals(self.head_dim // 2) and not windows.explicit
             if few and is_plain_linear(key) and is_plain_linear(value):
                 whole = Unprojected(query, x, key, value)
             else:
-                whole = Projected(query, heads(key(x)), heads(value(x)))
+                whole = Projected(query, heads(key(x)), heads(value(x)), windows.explicit)
         out, weights, global_weights = windows.attend(
             tuple(heads(projection(x)) for projection in near),
             whole,
