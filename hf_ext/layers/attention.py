@@ -20,9 +20,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ext.layers.packing import Packing
-from hf_ext.layers.positions import rotate
-
-Rotation = tuple[Tensor, Tensor]  # cos and sin, (B or 1, 1, T, R) each
+from hf_ext.layers.positions import Rotation
 
 
 def mask_scores(scores: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -161,6 +159,8 @@ class AttentionCore(nn.Module):
         """(B, T, heads * D) -> (B, heads, T, D). The number of heads follows from the width: tensor parallelism
         leaves a part of them on each rank."""
         batch, tokens, width = x.shape
+        if tokens == 1:  # the step of decoding, where each operation counts
+            return x.view(batch, width // self.head_dim, 1, self.head_dim)
         return x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
@@ -178,7 +178,7 @@ class AttentionCore(nn.Module):
         value: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        rotation: Rotation | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
         packing: Packing | None = None,
         **kwargs: object,
@@ -188,7 +188,7 @@ class AttentionCore(nn.Module):
         Args:
             query: (B, H, Q, D); key and value: (B, G, Q, D).
             attention_mask: as the library's mask functions make it for the implementation in use.
-            rotation: cos and sin of the tokens' positions, applied to queries and keys.
+            rotation: cos and sin of the tokens' positions, (B or 1, 1, Q, R) each, applied to queries and keys.
             past_key_values: cache; the new keys and values are added to it and all its keys are attended to.
             packing: sequence boundaries of packed tokens; replaces the mask.
 
@@ -196,7 +196,9 @@ class AttentionCore(nn.Module):
             (B, Q, H * D), and the weights (B, H, Q, K) where the implementation has them.
         """
         if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+            if not isinstance(rotation, Rotation):  # a caller's own
+                rotation = Rotation(*rotation)
+            query, key = rotation.turn(query), rotation.turn(key)
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache

@@ -1,6 +1,7 @@
 """Normalisation. LayerNorm is torch's own."""
 
 import functools
+import math
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,18 @@ def cpu_scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
+def length_of_one(x: Tensor) -> float | None:
+    """Euclidean norm of a single token, (..., C) of C numbers; None for more, and where it has to stay a tensor."""
+    if torch.jit.is_tracing() or x.numel() != x.shape[-1]:
+        return None
+    try:
+        return torch.linalg.vector_norm(x).item()
+    except RuntimeError:  # inside `torch.vmap` there are many
+        return None
+
+
 def rms_norm_on_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`torch.rms_norm` for inference: on CPU that is a chain of nine operations, and this one of five.
+    """`torch.rms_norm` for inference: on CPU that is a chain of nine operations, and this one of five, or of two.
 
     Args:
         x: (..., C); weight: (C,), fp32 both.
@@ -21,6 +32,8 @@ def rms_norm_on_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         (..., C)
     """
+    if length := length_of_one(x):  # a product with a number takes no operation of its own
+        return torch.addcmul(cpu_scalar(0.0), x, weight, value=1 / math.sqrt(length * length / x.shape[-1] + eps))
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * weight * torch.addcmul(cpu_scalar(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
 

@@ -21,7 +21,7 @@ from torch.nn.functional import embedding
 from transformers import initialization as init
 
 from hf_ext.layers.embeddings import look_up_positions
-from hf_ext.layers.positions import Alibi, RelativeBuckets, RotaryEmbedding, alibi_slopes, sinusoids
+from hf_ext.layers.positions import Alibi, RelativeBuckets, RotaryEmbedding, Rotation, alibi_slopes, sinusoids
 
 
 class NoPositions(nn.Module):
@@ -128,7 +128,7 @@ class RotaryPositions(NoPositions):
         parameters = {"rope_type": "default", "rope_theta": theta}
         self.rotary_emb = RotaryEmbedding(config=SimpleNamespace(rope_parameters=parameters, head_dim=self.head_dim))
 
-    def rotation(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotation(self, position_ids: Tensor, dtype: torch.dtype) -> Rotation:
         return self.rotary_emb(position_ids, dtype)
 
 

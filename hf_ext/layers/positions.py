@@ -15,7 +15,9 @@ Shapes: B batch, T tokens, Q queries, K keys, H heads, G key/value heads, D head
 of the head is rotated), E extra coordinates of queries and keys.
 """
 
+import functools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +65,64 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if width < x.shape[-1]:
         return torch.cat([rotate(x[..., :width], cos, sin), x[..., width:]], dim=-1)
     return torch.addcmul(x * cos, x.roll(width // 2, dims=-1), sin)
+
+
+class Rotation(NamedTuple):
+    """Angles of the positions, once for all layers.
+
+    Args:
+        cos, sin: (B or 1, 1, T, R) each, as `rotate` takes them.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Queries or keys, (B, H, T, D) -> (B, H, T, D)"""
+        return rotate(x, self.cos, self.sin)
+
+
+class RotationOfOneToken(Rotation):
+    """A single position: turning is one product with a matrix, the same for all heads and layers, in place of a chain
+    of operations that take longer to call than to compute. What is added for it are zeros."""
+
+    matrix: Tensor | None = None
+
+    def turn(self, x: Tensor) -> Tensor:
+        """(1, H, 1, D) -> (1, H, 1, D)"""
+        if x.dtype != torch.float32:
+            return super().turn(x)
+        if self.matrix is None:
+            self.matrix = self.make_matrix(x.shape[-1])
+        return x @ self.matrix
+
+    def make_matrix(self, width: int) -> Tensor:
+        """(D, D)"""
+        rest = width - self.cos.shape[-1]  # coordinates that stay as they are
+        same, swapped = identity_and_swap(self.cos.shape[-1], width)
+        cos = nn.functional.pad(self.cos.flatten(), (0, rest), value=1.0)
+        sin = nn.functional.pad(self.sin.flatten(), (0, rest))
+        return torch.addcmul(same * cos, swapped, sin)
+
+
+@functools.cache
+def identity_and_swap(rotated: int, width: int) -> tuple[Tensor, Tensor]:
+    """(width, width) on CPU: the identity, and what swaps the halves of the first `rotated` coordinates."""
+    same = torch.eye(width, dtype=torch.float32, device="cpu")
+    return same, torch.cat([same[:rotated].roll(rotated // 2, dims=0), same[rotated:]])
+
+
+def may_turn_by_matrix(position_ids: Tensor, dtype: torch.dtype) -> bool:
+    """Whether there is a single position, on CPU, and products are as exact as the angles must be."""
+    return (
+        position_ids.numel() == 1
+        and dtype == torch.float32
+        and type(position_ids) is Tensor
+        and position_ids.is_cpu
+        and not is_tracing()
+        and not torch.is_autocast_enabled("cpu")
+        and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # else it may compute in bf16
+    )
 
 
 class RotaryEmbedding(nn.Module):
@@ -142,8 +202,8 @@ class RotaryEmbedding(nn.Module):
         return inv_freq
 
     @torch.no_grad()
-    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """position_ids (B or 1, T) -> cos and sin as `rotate` takes them, (B or 1, 1, T, R) each.
+    def forward(self, position_ids: Tensor, dtype: torch.dtype) -> Rotation:
+        """position_ids (B or 1, T) -> cos and sin, (B or 1, 1, T, R) each.
 
         Computed in fp32 and cast to `dtype`, once for all layers and heads.
         """
@@ -151,7 +211,8 @@ class RotaryEmbedding(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         if self.attention_scaling != 1.0:
             cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
-        return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
+        kind = RotationOfOneToken if may_turn_by_matrix(position_ids, dtype) else Rotation
+        return kind(torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype))
 
 
 Columns = tuple[Tensor, Tensor]  # extra coordinates of queries (1, H, 1, E) and keys (B or 1, 1 or G, K, E)

@@ -24,6 +24,7 @@ def test_rms_norm_is_the_formula(shape: tuple[int, ...], eps: float, scale: floa
     expected = wide / ((wide * wide).sum(-1, keepdim=True) / shape[-1] + eps) ** 0.5 * weight
     out = norm(x)
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-6)
+    norm.eval()
     with torch.no_grad():  # in other operations
         torch.testing.assert_close(norm(x).double(), expected, atol=1e-6, rtol=1e-6)
         assert torch.equal(norm(torch.zeros(shape)), torch.zeros(shape))
@@ -66,6 +67,24 @@ def test_rms_norm_squares_in_fp32() -> None:
     """300 squared is beyond fp16."""
     out = RMSNorm(4, eps=1e-6).half()(torch.full((1, 4), 300.0, dtype=torch.float16))
     assert torch.equal(out, torch.ones(1, 4, dtype=torch.float16))
+
+
+def test_rms_norm_of_one_token_inside_vmap_and_traced() -> None:
+    """There the norm of a single token is no number that Python could hold."""
+    norm = RMSNorm(8, eps=1e-6).eval()
+    nn.init.normal_(norm.weight)
+    tokens = torch.randn(5, 1, 8)
+    with torch.no_grad():
+        expected = norm(tokens)
+        torch.testing.assert_close(torch.vmap(norm)(tokens), expected, atol=1e-6, rtol=1e-6)
+        traced = torch.jit.trace(norm, tokens[:1])
+        torch.testing.assert_close(traced(tokens[3:4] * 100), norm(tokens[3:4] * 100), atol=1e-6, rtol=1e-6)
+
+
+def test_rms_norm_of_one_token_of_zeros_without_eps() -> None:
+    norm = RMSNorm(8, eps=0.0).eval()
+    with torch.no_grad():
+        assert norm(torch.zeros(1, 8)).isnan().all()  # 0 / 0, as the formula has it
 
 
 def test_rms_norm_says_what_it_is() -> None:

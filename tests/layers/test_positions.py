@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from hf_ext.configuration import ROPE_TYPES
-from hf_ext.layers.positions import RotaryEmbedding, rotate
+from hf_ext.layers.positions import RotaryEmbedding, Rotation, RotationOfOneToken, rotate
 
 ORIGINAL = 32  # tokens of the original context
 WIDTH = 16  # D
@@ -109,6 +109,47 @@ def test_rotate_equals_stock() -> None:
     expected = apply_rotary_pos_emb(query, key, cos, sin)
     for x, wanted in zip((query, key), expected, strict=True):
         torch.testing.assert_close(rotate(x, *layout(angles)), wanted, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("rope_type", ["default", "yarn"])  # yarn scales cos and sin
+def test_one_token_turns_by_one_product(rope_type: str, share: float) -> None:
+    rotary = RotaryEmbedding(config=config(rope_type, partial_rotary_factor=share))
+    query, key = torch.randn(1, 4, 1, WIDTH), torch.randn(1, 2, 1, WIDTH, requires_grad=True)
+    for place in (0, 7, 4000):
+        rotation = rotary(torch.tensor([[place]]), torch.float32)
+        assert type(rotation) is RotationOfOneToken
+        assert rotation.cos.shape == rotation.sin.shape == (1, 1, 1, int(WIDTH * share))
+        for x in (query, key):
+            torch.testing.assert_close(rotation.turn(x), rotate(x, *rotation), atol=1e-6, rtol=1e-6)
+        # What stands beside the rotated part is the same number, as is a query of another precision, turned as ever.
+        rest = slice(int(WIDTH * share), None)
+        assert torch.equal(rotation.turn(query)[..., rest], query[..., rest])
+        assert torch.equal(rotation.turn(query.double()), rotate(query.double(), *rotation))
+        factor = torch.randn_like(key)
+        (got,) = torch.autograd.grad((rotation.turn(key) * factor).sum(), key)
+        (wanted,) = torch.autograd.grad((rotate(key, *rotation) * factor).sum(), key)
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_only_products_in_fp32_turn_a_token() -> None:
+    """Angles in bf16 are not the same angles; and rows that stand at different places share no matrix."""
+    rotary, one = RotaryEmbedding(config=config("default")), torch.tensor([[3]])
+
+    def kind(position_ids: Tensor = one, dtype: torch.dtype = torch.float32) -> type:
+        return type(rotary(position_ids, dtype))
+
+    assert kind() is RotationOfOneToken
+    assert kind(torch.tensor([[3], [5]])) is kind(torch.tensor([[3, 4]])) is Rotation
+    assert kind(dtype=torch.bfloat16) is kind(dtype=torch.float64) is Rotation
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kind() is Rotation
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        assert kind() is Rotation
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize("rope_type", ["default", "linear", "llama3"])

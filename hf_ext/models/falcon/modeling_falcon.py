@@ -23,7 +23,7 @@ from hf_ext.heads import (
 from hf_ext.layers.alibi import AlibiAttentionCore
 from hf_ext.layers.embeddings import look_up
 from hf_ext.layers.feedforward import make_activation
-from hf_ext.layers.positions import Alibi, Columns, RotaryEmbedding, alibi_slopes
+from hf_ext.layers.positions import Alibi, Columns, RotaryEmbedding, Rotation, alibi_slopes
 from hf_ext.modeling import AlibiDecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.falcon.configuration_falcon import ExtFalconConfig
 
@@ -177,7 +177,7 @@ class ExtFalconModel(AlibiDecoderModel, ExtFalconPreTrainedModel):
     def final_norm(self, hidden_states: Tensor) -> Tensor:
         return self.ln_f(hidden_states)
 
-    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> Rotation | None:
         return None if self.alibi else self.rotary_emb(position_ids, hidden_states.dtype)
 
 

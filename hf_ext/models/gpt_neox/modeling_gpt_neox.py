@@ -21,7 +21,7 @@ from hf_ext.heads import (
 from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import look_up
 from hf_ext.layers.feedforward import make_activation
-from hf_ext.layers.positions import RotaryEmbedding
+from hf_ext.layers.positions import RotaryEmbedding, Rotation
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.gpt_neox.configuration_gpt_neox import ExtGPTNeoXConfig
 
@@ -127,7 +127,7 @@ class ExtGPTNeoXModel(DecoderModel, ExtGPTNeoXPreTrainedModel):
     def final_norm(self, hidden_states: Tensor) -> Tensor:
         return self.final_layer_norm(hidden_states)
 
-    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> Rotation:
         return self.rotary_emb(position_ids, hidden_states.dtype)
 
 

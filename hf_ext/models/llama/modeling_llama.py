@@ -23,7 +23,7 @@ from hf_ext.layers.attention import AttentionCore
 from hf_ext.layers.embeddings import look_up
 from hf_ext.layers.feedforward import GatedFeedForward
 from hf_ext.layers.norms import RMSNorm
-from hf_ext.layers.positions import RotaryEmbedding
+from hf_ext.layers.positions import RotaryEmbedding, Rotation
 from hf_ext.modeling import DecoderModel, ExtPreTrainedModel
 from hf_ext.models.llama.configuration_llama import ExtLlamaConfig
 
@@ -111,7 +111,7 @@ class ExtLlamaModel(DecoderModel, ExtLlamaPreTrainedModel):
     def final_norm(self, hidden_states: Tensor) -> Tensor:
         return self.norm(hidden_states)
 
-    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, hidden_states: Tensor, position_ids: Tensor) -> Rotation:
         return self.rotary_emb(position_ids, hidden_states.dtype)
 
 
