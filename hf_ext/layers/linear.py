@@ -5,7 +5,8 @@ Shapes: C width of the input, V of the output.
 
 import torch
 from torch import Tensor, nn
-from transformers.utils.import_utils import is_tracing
+
+from hf_ext.layers.shortcuts import is_plain_inference
 
 FEW_ROWS = range(4, 16)  # fewer are read at the memory's speed by both libraries; with more they hardly differ
 LARGE = 1 << 22  # weights; of smaller matrices the calls cost more than is gained
@@ -39,11 +40,7 @@ def project(layer: nn.Module, x: Tensor) -> Tensor:
 def by_onednn(layer: nn.Module, x: Tensor) -> bool:
     """Whether it is a case for oneDNN: few rows, a large plain matrix, fp32 on CPU without gradients."""
     return (
-        not torch.is_grad_enabled()
-        and not is_tracing(x)
-        and type(x) is Tensor
-        and x.is_cpu
-        and x.dtype == torch.float32
+        is_plain_inference(x)
         and x.numel() // x.shape[-1] in FEW_ROWS
         and is_plain_linear(layer)
         and layer.weight.numel() >= LARGE

@@ -6,6 +6,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from hf_ext.layers.shortcuts import is_plain_inference
+
 
 @functools.cache
 def cpu_scalar(value: float) -> Tensor:
@@ -15,7 +17,7 @@ def cpu_scalar(value: float) -> Tensor:
 
 def length_of_one(x: Tensor) -> float | None:
     """Euclidean norm of a single token, (..., C) of C numbers; None for more, and where it has to stay a tensor."""
-    if torch.jit.is_tracing() or x.numel() != x.shape[-1]:
+    if x.numel() != x.shape[-1]:
         return None
     try:
         return torch.linalg.vector_norm(x).item()
@@ -57,10 +59,8 @@ class RMSNorm(nn.Module):
         """(..., C) -> (..., C)"""
         weight = self.weight
         if x.dtype == weight.dtype == torch.float32:  # the same numbers in one operation
-            # Not in training, where a block may run a second time with gradients and has to give the same; not for
-            # tensors that are traced or distributed, nor for those that remember what was done to them.
-            inference = not self.training and not torch.is_grad_enabled()
-            if inference and type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling():
+            # Not in training, where a block may run a second time with gradients and has to give the same.
+            if not self.training and is_plain_inference(x):
                 return rms_norm_on_cpu(x, weight, self.eps)
             return torch.rms_norm(x, weight.shape, weight, self.eps)
         wide = x.float()

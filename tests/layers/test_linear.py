@@ -2,29 +2,17 @@
 
 import pytest
 import torch
+from operators import Operators
 from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_ext.layers.linear import FEW_ROWS, LARGE, is_plain_linear, project
 
 WIDTH, OUT = 32, 1 << 17  # 2**22 weights
 
 
-class Called(TorchDispatchMode):
-    """The operators that were called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.add(str(function))
-        return function(*args, **(kwargs or {}))
-
-
 def by_onednn(layer: nn.Module, x: torch.Tensor) -> bool:
-    with Called() as called:
+    with Operators() as called:
         project(layer, x)
     return any("_linear_pointwise" in name for name in called.names)
 

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from operators import Operators
 from torch import nn
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from hf_ext.layers.embeddings import look_up
-from hf_ext.layers.feedforward import GatedFeedForward, make_activation
+from hf_ext.layers.feedforward import GELU, GatedFeedForward, make_activation
 from hf_ext.layers.norms import RMSNorm
 
 
@@ -202,6 +203,36 @@ def test_activation_is_that_of_its_name(name: str) -> None:
         results.append((y, *torch.autograd.grad((y * factor).sum(), x)))
     # The library writes the constants with eight digits in one of the spellings.
     torch.testing.assert_close(results[0], results[1], atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 48), (3, 7), (1, GELU.FEW), (1, GELU.FEW + 1)])
+def test_gelu_of_few_numbers_is_the_formula(shape: tuple[int, ...]) -> None:
+    act, x = GELU().eval(), torch.randn(shape) * 4
+    x.flatten()[:3] = torch.tensor([0.0, -100.0, 100.0])
+    given, wide = x.clone(), x.double()
+    expected = wide * (1 + torch.erf(wide / 2**0.5)) / 2
+    for enabled in (False, True):  # without gradients few numbers go another way
+        with torch.set_grad_enabled(enabled):
+            torch.testing.assert_close(act(x).double(), expected, atol=2e-6, rtol=0)
+    assert torch.equal(x, given)
+
+
+def test_which_gelu() -> None:
+    """Few numbers without gradients, in evaluation, in fp32, and not while a graph is traced."""
+    act, few = GELU().eval(), torch.randn(1, 1, 48)
+
+    def spelled_out(act: nn.Module, x: torch.Tensor) -> bool:
+        with Operators() as called:
+            act(x)
+        return "aten.erf_.default" in called.names
+
+    assert not spelled_out(act, few)
+    with torch.no_grad():
+        assert spelled_out(act, few)
+        assert not spelled_out(act, torch.randn(1, GELU.FEW + 1))
+        assert not spelled_out(act, few.bfloat16())
+        assert not spelled_out(GELU().train(), few)
+        assert "erf_" not in str(torch.jit.trace(act, few).graph)
 
 
 def test_tanh_gelu_keeps_only_its_input() -> None:

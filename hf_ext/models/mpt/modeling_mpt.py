@@ -22,6 +22,7 @@ from hf_ext.heads import (
 )
 from hf_ext.layers.alibi import AlibiAttentionCore
 from hf_ext.layers.embeddings import look_up
+from hf_ext.layers.feedforward import GELU
 from hf_ext.layers.positions import Alibi
 from hf_ext.modeling import AlibiDecoderModel, ExtPreTrainedModel, positional
 from hf_ext.models.mpt.configuration_mpt import ExtMptConfig
@@ -73,7 +74,7 @@ class ExtMptMLP(nn.Module):
     def __init__(self, config: ExtMptConfig) -> None:
         super().__init__()
         self.up_proj = nn.Linear(config.d_model, 4 * config.d_model, bias=False)
-        self.act = nn.GELU()
+        self.act = GELU()
         self.down_proj = nn.Linear(4 * config.d_model, config.d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
