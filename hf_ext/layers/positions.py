@@ -98,10 +98,10 @@ class RotationOfOneToken(Rotation):
 
     def make_matrix(self, width: int) -> Tensor:
         """(D, D)"""
-        rest = width - self.cos.shape[-1]  # coordinates that stay as they are
-        same, swapped = identity_and_swap(self.cos.shape[-1], width)
-        cos = nn.functional.pad(self.cos.flatten(), (0, rest), value=1.0)
-        sin = nn.functional.pad(self.sin.flatten(), (0, rest))
+        cos, sin = self.cos.view(-1), self.sin.view(-1)
+        same, swapped = identity_and_swap(cos.shape[0], width)
+        if (rest := width - cos.shape[0]) > 0:  # coordinates that stay as they are
+            cos, sin = nn.functional.pad(cos, (0, rest), value=1.0), nn.functional.pad(sin, (0, rest))
         return torch.addcmul(same * cos, swapped, sin)
 
 
