@@ -90,7 +90,7 @@ class RotationOfOneToken(Rotation):
 
     def turn(self, x: Tensor) -> Tensor:
         """(1, H, 1, D) -> (1, H, 1, D)"""
-        if x.dtype != torch.float32:
+        if x.dtype != torch.float32 or not x.is_cpu:  # a block on another device has got cos and sin there
             return super().turn(x)
         if self.matrix is None:
             self.matrix = self.make_matrix(x.shape[-1])

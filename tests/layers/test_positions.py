@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -130,6 +131,17 @@ def test_one_token_turns_by_one_product(rope_type: str, share: float) -> None:
         (got,) = torch.autograd.grad((rotation.turn(key) * factor).sum(), key)
         (wanted,) = torch.autograd.grad((rotate(key, *rotation) * factor).sum(), key)
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_a_token_whose_next_block_is_on_another_device() -> None:
+    """Accelerate moves tensors inside named tuples, and builds these anew."""
+    rotation = RotaryEmbedding(config=config("default"))(torch.tensor([[3]]), torch.float32)
+    query = torch.randn(1, 4, 1, WIDTH)
+    moved = send_to_device({"rotation": rotation}, "meta")["rotation"]
+    assert type(moved) is RotationOfOneToken
+    assert moved.turn(query.to("meta")).shape == query.shape
+    back = send_to_device(rotation, "cpu")
+    torch.testing.assert_close(back.turn(query), rotate(query, *rotation), atol=1e-6, rtol=1e-6)
 
 
 def test_only_products_in_fp32_turn_a_token() -> None:
