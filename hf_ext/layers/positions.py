@@ -89,7 +89,7 @@ class RotationOfOneToken(Rotation):
     matrix: Tensor | None = None
 
     def turn(self, x: Tensor) -> Tensor:
-        """(1, H, 1, D) -> (1, H, 1, D)"""
+        """Queries or keys that stand there, (B, H, 1, D) -> (B, H, 1, D)"""
         if x.dtype != torch.float32 or not x.is_cpu:  # a block on another device has got cos and sin there
             return super().turn(x)
         if self.matrix is None:

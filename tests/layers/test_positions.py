@@ -116,7 +116,7 @@ def test_rotate_equals_stock() -> None:
 @pytest.mark.parametrize("rope_type", ["default", "yarn"])  # yarn scales cos and sin
 def test_one_token_turns_by_one_product(rope_type: str, share: float) -> None:
     rotary = RotaryEmbedding(config=config(rope_type, partial_rotary_factor=share))
-    query, key = torch.randn(1, 4, 1, WIDTH), torch.randn(1, 2, 1, WIDTH, requires_grad=True)
+    query, key = torch.randn(3, 4, 1, WIDTH), torch.randn(3, 2, 1, WIDTH, requires_grad=True)
     for place in (0, 7, 4000):
         rotation = rotary(torch.tensor([[place]]), torch.float32)
         assert type(rotation) is RotationOfOneToken
