@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operators import LargestTensor
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_ext import losses
 from hf_ext.layers.linear import is_plain_linear
@@ -414,19 +414,6 @@ def test_label_outside_the_vocabulary_raises(kind: str, bad: int, chunk_size: in
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """The largest storage, in elements, that an operation called from Python produced."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, Tensor):
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return out
-
-
 def allocations(call: Callable[[], None]) -> tuple[int, int]:
     """Largest single allocation and peak above the start, bytes, inside torch's own operations too."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -454,9 +441,9 @@ def test_all_logits_never_exist(kind: str, ignored: float, label_smoothing: floa
         function(hidden, labels, head, label_smoothing=label_smoothing, **options).backward()
 
     bound = max(chunk * vocabulary, vocabulary * width, rows * width)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         step(chunk_size=chunk)
-    assert 0 < largest.numel <= bound
+    assert 0 < largest.elements <= bound
     big, peak = allocations(lambda: step(chunk_size=chunk))
     assert big <= 4 * bound
     # A few chunks of logits at once, and the gradients; a fraction of what the full logits alone take.

@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
+from operators import LargestTensor
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
 from hf_ext import ExtBloomConfig, ExtBloomForCausalLM, ExtBloomModel
@@ -307,21 +307,6 @@ def test_autocast() -> None:
     assert all(p.grad.isfinite().all() for p in ours.parameters())
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that is made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(x, Tensor):
-                self.largest = max(self.largest, x.numel())
-        return out
-
-
 @pytest.mark.parametrize("pattern", ["none", "left", "packed"])
 def test_nothing_of_the_size_of_all_scores(pattern: str) -> None:
     """Prefill and training step; with padding one mask of T x T for all heads is all there is."""
@@ -334,12 +319,12 @@ def test_nothing_of_the_size_of_all_scores(pattern: str) -> None:
         inputs["attention_mask"][:, :5] = 0
     elif pattern == "packed":
         inputs["position_ids"] = torch.cat([torch.arange(200), torch.arange(312)])[None]
-    with Largest() as watch:
+    with LargestTensor() as watch:
         ours.train()(**inputs).last_hidden_state.sum().backward()
         with torch.no_grad():
             ours.eval()(**inputs, use_cache=True)
     limit = tokens * tokens if pattern == "left" else tokens * heads * 16
-    assert watch.largest <= limit < heads * tokens * tokens
+    assert watch.elements <= limit < heads * tokens * tokens
 
 
 def test_nothing_is_kept_in_buffers() -> None:

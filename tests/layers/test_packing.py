@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operators import LargestTensor
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_ext.layers import packing as packing_file
@@ -30,19 +30,6 @@ class Runtime:
 
     def __init__(self, implementation: str) -> None:
         self._attn_implementation = implementation
-
-
-class Recorder(TorchDispatchMode):
-    """The largest storage, in elements, that any operation produced."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, Tensor):
-                self.largest = max(self.largest, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 def masks() -> dict[str, Tensor]:
@@ -346,14 +333,14 @@ def test_no_tensor_of_the_packed_length_squared(implementation: str, is_causal: 
     plan = Packing(lengths, None, None, torch.device("cpu"))
     module = core(implementation, heads=heads, kv_heads=heads, width=width, is_causal=is_causal)
     x = torch.randn(1, total, heads * width, requires_grad=True)
-    with Recorder() as recorder:
+    with LargestTensor() as recorder:
         out, _ = module.attend(x, x, x, packing=plan)
         out.sum().backward()
     scores = max(b.count * heads * b.length**2 for b in plan.buckets)
     tokens = heads * width * sum(b.count * b.length for b in plan.buckets)
     # sdpa's backward on CPU works with a few score blocks of the bucket's size.
-    assert 0 < recorder.largest <= max(scores, tokens)
-    assert recorder.largest < total**2 // 8
+    assert 0 < recorder.elements <= max(scores, tokens)
+    assert recorder.elements < total**2 // 8
 
 
 # --- device kernels -----------------------------------------------------------------------------------------------

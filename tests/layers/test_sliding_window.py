@@ -6,9 +6,8 @@ Shapes: B batch, T tokens, H heads, G key/value heads, D head width, W window, S
 import pytest
 import torch
 from cases import padding_mask
+from operators import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -226,21 +225,6 @@ def gpt_neo(window: int = 8, attn: str = "sdpa") -> ExtPreTrainedModel:
 
 def tokens_of(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.numel())
-        return result
 
 
 @pytest.mark.parametrize("case", ["plain", "right", "left", "packed", "dropout", "static", "dynamic"])

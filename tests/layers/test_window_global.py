@@ -6,9 +6,8 @@ Shapes: B batch, T tokens, H heads, D head width, W window, S queries of a block
 import pytest
 import torch
 from cases import padding_mask
+from operators import LargestTensor
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hf_ext.layers.packing import Packing
 from hf_ext.layers.patterns.window_global import Projected, Unprojected, WindowGlobal
@@ -146,19 +145,6 @@ def test_without_global_tokens_nothing_is_projected_for_them():
     assert attend(plan, six, 4).shape == six[0].shape
 
 
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.elements = max([self.elements, *(x.numel() for x in tree_leaves(result) if isinstance(x, Tensor))])
-        return result
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("explicit", [False, True], ids=["sdpa", "explicit"])
 @pytest.mark.parametrize("with_globals", [False, True])
@@ -168,7 +154,7 @@ def test_size_is_proportional_to_the_length(with_globals, explicit, dropout):
     for tokens in (1024, 2048):
         six = inputs(1, tokens)
         is_global = global_places(1, tokens) if with_globals else None
-        with Largest() as largest:
+        with LargestTensor() as largest:
             out = attend(plan_of(six, is_global=is_global, explicit=explicit), six, 32, dropout)
             out.sum().backward()
         sizes.append(largest.elements)
