@@ -277,6 +277,23 @@ def check_compiled_decoding(subject: Subject, backend: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "compiled again"
 
 
+def check_compiled_blocks(subject: Subject) -> None:
+    """Blocks compiled one by one, as Accelerate does to compile a deep model in the time of a single block: what is
+    computed once for all of them comes from outside their graphs."""
+    stock, ours = generation_pair(subject)
+    for cache in ("dynamic", "static"):
+        options = possible(subject, {"cache_implementation": cache, "disable_compile": True})
+        for rows in (1, None):  # a single row goes ways of its own
+            batch = {name: x[:rows] for name, x in prompts(subject, ours.config)[1].items()}
+            expected = generate(stock, batch, **options)
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            for block in ours.base_model.blocks():
+                block.compile(backend="eager")
+            assert torch.equal(generate(ours, batch, **options), expected)
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+
+
 def check_continuous_batching(subject: Subject) -> None:
     """Requests of unequal lengths in one packed row, with keys and values in pages."""
     _, ours = generation_pair(subject)

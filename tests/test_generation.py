@@ -93,6 +93,11 @@ def test_compiled_decoding(subject):
     generation.check_compiled_decoding(subject, "eager")
 
 
+@pytest.mark.parametrize("subject", slow_unless(of_architectures("llama"), generating()), ids=str)
+def test_compiled_blocks(subject):
+    generation.check_compiled_blocks(subject)
+
+
 @pytest.mark.slow
 @over_generating
 def test_compiled_decoding_with_inductor(subject, tmp_path, monkeypatch):

@@ -90,7 +90,8 @@ class RotationOfOneToken(Rotation):
 
     def turn(self, x: Tensor) -> Tensor:
         """Queries or keys that stand there, (B, H, 1, D) -> (B, H, 1, D)"""
-        if x.dtype != torch.float32 or not x.is_cpu:  # a block on another device has got cos and sin there
+        # A block on another device has got cos and sin there; one that is compiled by itself fuses what they do.
+        if x.dtype != torch.float32 or not x.is_cpu or torch.compiler.is_compiling():
             return super().turn(x)
         if self.matrix is None:
             self.matrix = self.make_matrix(x.shape[-1])

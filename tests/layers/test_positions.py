@@ -144,6 +144,14 @@ def test_a_token_whose_next_block_is_on_another_device() -> None:
     torch.testing.assert_close(back.turn(query), rotate(query, *rotation), atol=1e-6, rtol=1e-6)
 
 
+def test_a_token_in_a_block_that_is_compiled_by_itself() -> None:
+    rotation = RotaryEmbedding(config=config("default"))(torch.tensor([[3]]), torch.float32)
+    query = torch.randn(1, 4, 1, WIDTH)
+    turn = torch.compile(lambda rotation, x: rotation.turn(x), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(turn(rotation, query), rotate(query, *rotation), atol=1e-6, rtol=1e-6)
+    assert rotation.matrix is None
+
+
 def test_only_products_in_fp32_turn_a_token() -> None:
     """Angles in bf16 are not the same angles; and rows that stand at different places share no matrix."""
     rotary, one = RotaryEmbedding(config=config("default")), torch.tensor([[3]])
