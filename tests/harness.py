@@ -1044,7 +1044,7 @@ def check_generation_after_resize(subject: Subject) -> None:
     _, batch = prompts(subject, ours.config)
     vocab = ours.config.vocab_size
     ours.resize_token_embeddings(vocab + 5, mean_resizing=False)
-    randomise(ours, seed=8)
+    randomise(ours, seed=9)  # of seed 8 a model has two tokens of exactly the same score
     if "input_ids" in batch:
         batch["input_ids"][:, 0 if subject.seq2seq else -1] = vocab + 2
     write_official(ours, folder := scratch())
