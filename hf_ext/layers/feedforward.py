@@ -27,7 +27,7 @@ def make_activation(name: str) -> nn.Module:
 class GELU(nn.GELU):
     """x * (1 + erf(x / 2 ** 0.5)) / 2 (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415).
 
-    On CPU torch hands it to oneDNN, which takes as long to be set up for a single token as the projection before it.
+    On CPU torch hands it to oneDNN, whose set-up takes several times as long as the numbers of a single token.
     """
 
     FEW = 1 << 14  # numbers

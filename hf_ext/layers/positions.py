@@ -114,7 +114,8 @@ def identity_and_swap(rotated: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def may_turn_by_matrix(position_ids: Tensor, dtype: torch.dtype) -> bool:
-    """Whether there is a single position, on CPU, and products are as exact as the angles must be."""
+    """Whether there is a single position, on CPU, and products are as exact as the angles must be: they are not where
+    the user has allowed oneDNN to compute them in bf16."""
     return (
         position_ids.numel() == 1
         and dtype == torch.float32
@@ -122,7 +123,7 @@ def may_turn_by_matrix(position_ids: Tensor, dtype: torch.dtype) -> bool:
         and position_ids.is_cpu
         and not is_tracing()
         and not torch.is_autocast_enabled("cpu")
-        and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # else it may compute in bf16
+        and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")
     )
 
 
